@@ -1,0 +1,1 @@
+"""The broker: decides which job may run now, and on which worker."""

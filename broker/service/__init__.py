@@ -1,0 +1,1 @@
+"""The core on real time: intake, loop, outbox, recovery, election, metrics."""

@@ -1,0 +1,1 @@
+"""The contract that broker, agents and producers share: ids, subjects, messages, codec, prefix hash."""

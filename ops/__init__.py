@@ -1,0 +1,1 @@
+"""What runs and explains a cluster: command line, deployment files, the tiny model, the docs."""

@@ -1,0 +1,1 @@
+"""What puts jobs in: the client library, the batch runner and the HTTP gateway."""
