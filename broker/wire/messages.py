@@ -1,0 +1,471 @@
+"""Every message of the system, typed. Decoded and validated once, at the edge (`codec`).
+
+Field order is the wire format of the array-like records (`InFlight`, `Finished`): append only.
+Times named `_at_s` are Unix seconds (float); durations `_s` are seconds.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from broker.wire.ids import TOKEN_CHARS_MAX
+
+Token = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9_-]{{1,{TOKEN_CHARS_MAX}}}\Z")]
+Band = Annotated[int, Meta(ge=0, le=3)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+Model = Annotated[str, Meta(min_length=1, max_length=256)]
+ShortText = Annotated[str, Meta(max_length=256)]
+LongText = Annotated[str, Meta(max_length=4096)]
+
+BODY_BYTES_MAX = 7_900_000
+"""Largest request or response body: the server's 8 MB `max_payload`, less room for the record around it."""
+
+
+class Kind(StrEnum):
+    """How a job ended, once and for all."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    DEAD_LETTERED = "dead_lettered"
+    REJECTED = "rejected"
+
+
+class Reason(StrEnum):
+    """Why a job did not complete; stable words that callers may branch on."""
+
+    QUEUE_FULL = "queue_full"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    DEADLINE_INFEASIBLE = "deadline_infeasible"
+    DEADLINE_EXPIRED = "deadline_expired"
+    WAIT_EXPIRED = "wait_expired"
+    CANCELLED = "cancelled"
+    NO_WORKERS = "no_workers"
+    DRAINING = "draining"
+    LANE_PAUSED = "lane_paused"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+    UNKNOWN_MODEL = "unknown_model"
+    MALFORMED = "malformed"
+    DUPLICATE = "duplicate"
+    WORKER_LOST = "worker_lost"
+    ENGINE_REFUSED = "engine_refused"
+    ENGINE_FAILED = "engine_failed"
+    ENGINE_GARBAGE = "engine_garbage"
+    ENGINE_TIMEOUT = "engine_timeout"
+    STALLED = "stalled"
+    RUN_TIME_EXCEEDED = "run_time_exceeded"
+    HANDED_BACK = "handed_back"
+
+
+class Record(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Base of all messages: immutable, defaults not sent, unknown fields ignored (newer peers)."""
+
+
+class Attempt(Struct, frozen=True, array_like=True, order=True):
+    """Which run of a job: the leader's epoch, then a number that never repeats within it. Later is greater."""
+
+    epoch: Count
+    number: Count
+
+
+class Job(Record):
+    """A request as its producer published it. The broker never looks into `body`."""
+
+    id: Token
+    lane: Token
+    band: Band
+    model: Model
+    client: Token
+    body: bytes
+    endpoint: ShortText = "/v1/chat/completions"
+    session: ShortText = ""
+    adapter: ShortText = ""
+    stream: bool = False
+    restart_visible: bool = False
+    """The caller wants a rerun after the first token (and will see the attempt change)."""
+    submission: Count = 0
+    submitted_at_s: Seconds = 0.0
+    deadline_at_s: Seconds | None = None
+    prompt_tokens: Count = 1
+    """Estimate by the producer; the engine's `usage` corrects it at the end."""
+    output_tokens_max: Count = 256
+    blocks: bytes = b""
+    """Chained prefix-block hashes, `prefix.pack_hashes`."""
+    request_id: ShortText = ""
+
+
+class Usage(Struct, frozen=True, array_like=True):
+    """Tokens as the engine counted them."""
+
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
+    output_tokens: Count = 0
+
+
+class Failure(Struct, frozen=True, array_like=True):
+    """One attempt that came to nothing: kept in ATTEMPTS and shown in a dead letter's history."""
+
+    attempt: Attempt
+    worker: Token
+    reason: Reason
+    at_s: Seconds
+    detail: LongText = ""
+    charged: bool = True
+    """Counts towards the cap. A job handed back by a draining worker isn't charged."""
+
+
+class TerminalRecord(Record):
+    """The one durable answer to a job. Written by compare-and-set: the first wins."""
+
+    job: Token
+    lane: Token
+    kind: Kind
+    ended_at_s: Seconds
+    band: Band = 2
+    model: ShortText = ""
+    client: ShortText = ""
+    reason: Reason | None = None
+    message: LongText = ""
+    """For people: what happened and what to do."""
+    status_code: Count = 0
+    """HTTP status of the engine's answer; 0 when no engine answered."""
+    body: bytes = b""
+    """The engine's answer (JSON of the endpoint), untouched."""
+    usage: Usage = Usage()
+    attempt: Attempt | None = None
+    worker: ShortText = ""
+    submitted_at_s: Seconds = 0.0
+    dispatched_at_s: Seconds = 0.0
+    first_token_at_s: Seconds = 0.0
+    retry_after_s: Seconds = 0.0
+    failures: tuple[Failure, ...] = ()
+    request_id: ShortText = ""
+
+
+class DeadLetter(Record):
+    """A job that could not be run, with all that is needed to read or replay it."""
+
+    job: bytes
+    """The job message exactly as it was published."""
+    subject: ShortText
+    record: TerminalRecord
+
+
+class JobAttempts(Record):
+    """What KV ATTEMPTS holds of a job; written only when an attempt fails."""
+
+    failures: tuple[Failure, ...] = ()
+
+
+# ---- to a worker, on work.<worker>; each is answered with a WorkReply -------------------------------
+
+
+class Dispatch(Record, tag="dispatch"):
+    """Run this job. `number` counts all orders of this broker to this worker, from 1."""
+
+    epoch: Count
+    number: Count
+    attempt: Attempt
+    lane: Token
+    stream: ShortText
+    stream_sequence: Count
+    ack_subject: ShortText
+    """Where the agent renews and acknowledges the job's message."""
+    job: bytes
+    """The job message as it was published; the agent decodes it."""
+    run_s_max: Seconds
+    stall_s: Seconds
+    predicted_hit_tokens: Count = 0
+    enqueued_at_s: Seconds = 0.0
+    failures: tuple[Failure, ...] = ()
+
+
+class Abort(Record, tag="abort"):
+    """Stop this attempt, if it runs. Record says what to write; without one, nothing is written."""
+
+    epoch: Count
+    number: Count
+    key: ShortText
+    attempt: Attempt
+    reason: Reason
+    record: TerminalRecord | None = None
+
+
+class Probe(Record, tag="probe"):
+    """Are you there?"""
+
+    epoch: Count
+    number: Count
+
+
+class DrainWorker(Record, tag="drain"):
+    """Take nothing new, finish what runs, then say `drained`. `draining` False takes it back."""
+
+    epoch: Count
+    number: Count
+    draining: bool = True
+
+
+Order = Dispatch | Abort | Probe | DrainWorker
+
+
+class Answer(StrEnum):
+    """What a worker answers to an order."""
+
+    ACCEPTED = "accepted"
+    BUSY = "busy"
+    DUPLICATE = "duplicate"
+    STALE_EPOCH = "stale_epoch"
+    DRAINING = "draining"
+    UNKNOWN = "unknown"
+    """An abort for something that doesn't run here; a dispatch that can't be read or served here."""
+
+
+class WorkReply(Record):
+    """Answer to an order; `epoch` is the highest the agent has seen."""
+
+    answer: Answer
+    epoch: Count
+    incarnation: Count
+    detail: ShortText = ""
+
+
+class Inventory(Record):
+    """Broadcast by a broker: adopt my epoch, and send a full heartbeat now. `worker` narrows it to one."""
+
+    epoch: Count
+    worker: ShortText = ""
+
+
+# ---- from a worker ----------------------------------------------------------------------------------
+
+
+class InFlight(Struct, frozen=True, array_like=True):
+    """One running attempt, with enough for a new broker to adopt it."""
+
+    key: ShortText
+    attempt: Attempt
+    stream_sequence: Count
+    band: Band
+    model: Model
+    prompt_tokens: Count
+    cached_tokens: Count
+    """As predicted until the engine says."""
+    output_tokens_max: Count
+    output_tokens: Count
+    prefilled: bool
+    enqueued_at_s: Seconds
+    started_at_s: Seconds
+    ack_subject: ShortText
+    client: ShortText = ""
+
+
+class Outcome(StrEnum):
+    """How an attempt ended on the worker."""
+
+    SETTLED = "settled"
+    """The job's terminal record stands: written here, or found."""
+    RETRY = "retry"
+    """Came to nothing, and another worker may do better."""
+
+
+class Finished(Struct, frozen=True, array_like=True):
+    """An attempt that ended; repeated in heartbeats until its job's message is acknowledged."""
+
+    key: ShortText
+    attempt: Attempt
+    outcome: Outcome
+    kind: Kind | None = None
+    """Of the record that stands, when settled."""
+    reason: Reason | None = None
+    charged: bool = True
+    detail: LongText = ""
+    usage: Usage = Usage()
+    predicted_hit_tokens: Count = 0
+    ttft_s: Seconds = 0.0
+    run_s: Seconds = 0.0
+    acknowledged: bool = False
+    ran: bool = True
+    """False when an older record was found and the engine never asked."""
+    stream_sequence: Count = 0
+
+
+class Load(Struct, frozen=True, array_like=True):
+    """How loaded an engine is. Rates are moving averages; 0 means not known yet."""
+
+    running: Count = 0
+    waiting: Count = 0
+    kv_tokens_used: Count = 0
+    kv_tokens_max: Count = 0
+    prefill_tokens_s: Seconds = 0.0
+    decode_tokens_s: Seconds = 0.0
+    gpu_utilisation_ratio: Seconds = 0.0
+    gpu_memory_ratio: Seconds = 0.0
+
+
+class CacheSummary(Record):
+    """What changed in a worker's prefix cache since report `sequence` - 1 of this incarnation.
+
+    A full summary replaces all earlier ones. A gap in `sequence` makes the broker ask for a full one.
+    """
+
+    sequence: Count
+    full: bool = False
+    added: bytes = b""
+    """Block hashes stored (or used again), parents before children, `prefix.pack_hashes`."""
+    removed: bytes = b""
+
+
+class Heartbeat(Record):
+    """A worker's word, each second, on all it does."""
+
+    worker: Token
+    incarnation: Count
+    """Unix milliseconds of the agent's start; a greater one is a new life, and all it ran before is gone."""
+    sequence: Count
+    epoch: Count
+    echo: Count
+    """Number of the last order processed of this epoch's broker."""
+    at_s: Seconds
+    models: tuple[Model, ...]
+    slots: Count
+    ready: bool = True
+    draining: bool = False
+    drained: bool = False
+    inflight: tuple[InFlight, ...] = ()
+    finished: tuple[Finished, ...] = ()
+    load: Load = Load()
+    summary: CacheSummary | None = None
+    engine_incarnation: Count = 0
+    """Rises when the engine restarts under the same agent: its cache is empty then."""
+    version: ShortText = ""
+
+
+class FirstToken(Record, tag="first_token"):
+    """A job's prefill is done: this is what frees prefill room."""
+
+    worker: Token
+    incarnation: Count
+    key: ShortText
+    attempt: Attempt
+    ttft_s: Seconds
+    cached_tokens: Count | None = None
+
+
+class AttemptEnded(Record, tag="ended"):
+    """A slot is free."""
+
+    worker: Token
+    incarnation: Count
+    finished: Finished
+
+
+WorkerNote = FirstToken | AttemptEnded
+
+
+# ---- to a client, on out.<lane>.<client>.<job> ------------------------------------------------------
+
+
+class Queued(Record, tag="queued"):
+    """The job waits. Position 0 is next; `wait_s` is an estimate."""
+
+    job: Token
+    position: Count
+    wait_s: Seconds
+
+
+class Started(Record, tag="started"):
+    """An attempt was given to a worker."""
+
+    job: Token
+    attempt: Attempt
+    worker: Token
+
+
+class Tokens(Record, tag="tokens"):
+    """Some of the answer, as the engine streamed it. (attempt, index) says where it belongs; index from 0."""
+
+    job: Token
+    attempt: Attempt
+    index: Count
+    data: bytes
+    """One server-sent event's data (JSON) of the endpoint."""
+
+
+class End(Record, tag="end"):
+    """The job ended, and this is its record (encoded TerminalRecord), the same that is stored."""
+
+    job: Token
+    record: bytes
+
+
+class StoredEnd(Record, tag="stored"):
+    """The job ended; its record is too large to repeat here and stands in RESULTS."""
+
+    job: Token
+
+
+OutEvent = Queued | Started | Tokens | End | StoredEnd
+
+
+# ---- queue state and control ------------------------------------------------------------------------
+
+
+class QueueState(Record):
+    """One queue (band, model) of a lane, now."""
+
+    band: Band
+    model: Model
+    queued_jobs: Count
+    queued_jobs_max: Count
+    inflight_jobs: Count
+    wait_s: Seconds
+
+
+class LaneState(Record):
+    """Sent on `q.<lane>` each second."""
+
+    lane: Token
+    epoch: Count
+    at_s: Seconds
+    queues: tuple[QueueState, ...]
+
+
+class CancelRequest(Record):
+    """Ask for a job's cancellation, wherever it is."""
+
+    job: Token
+
+
+class ControlReply(Record):
+    """Answer to a control request. `data` is JSON for people and scripts."""
+
+    ok: bool
+    message: LongText = ""
+    data: bytes = b""
+
+
+class DrainRequest(Record):
+    """Drain a worker by name."""
+
+    worker: Token
+    draining: bool = True
+
+
+class WhyRequest(Record):
+    """Ask what holds a job."""
+
+    job: Token
+
+
+class LaneOffer(Record):
+    """What CONFIG publishes of a lane: clients read it to tell an unknown model from a stream election."""
+
+    lane: Token
+    models: tuple[Model, ...]
+    bands: tuple[Band, ...] = (0, 1, 2, 3)
+    body_bytes_max: Count = BODY_BYTES_MAX
+    bytes_per_token: dict[str, float] = {}

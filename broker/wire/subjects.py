@@ -1,0 +1,123 @@
+"""Every subject, stream, consumer and bucket name of the system: built here, parsed here, nowhere else."""
+
+from dataclasses import dataclass
+
+from broker.wire.ids import BANDS, BATCH_BAND, MalformedName, escape_model, is_token, unescape_model
+
+INVENTORY = "wrk.inventory"
+"""The broker asks all workers at once: "tell me what you run" (and: this is my epoch)."""
+
+HEARTBEATS = "wrk.*.hb"
+WORKER_NOTES = "wrk.*.note"
+CLUSTER_CONTROL = "ctl.cluster.*"
+LANE_CONTROL = "ctl.lane.*.*"
+
+LEADER_BUCKET = "LEADER"
+CONFIG_BUCKET = "CONFIG"
+ATTEMPTS_BUCKET = "ATTEMPTS"
+
+_JOB_SUBJECT_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class JobAddress:
+    """What a job's subject says: whose it is, how urgent, and which model it needs."""
+
+    lane: str
+    band: int
+    model: str
+
+
+def jobs(lane: str, band: int, model: str) -> str:
+    """Subject to publish a job on: `jobs.<lane>.<band>.<escaped model>`."""
+    return f"jobs.{lane}.{band}.{escape_model(model)}"
+
+
+def parse_jobs(subject: str) -> JobAddress:
+    """Undo `jobs`. Raises MalformedName when the subject isn't one of ours."""
+    parts = subject.split(".")
+    if len(parts) != _JOB_SUBJECT_TOKENS or parts[0] != "jobs" or not is_token(parts[1]):
+        message = f"{subject!r} is not jobs.<lane>.<band>.<model>"
+        raise MalformedName(message)
+    if not (parts[2].isdecimal() and parts[2].isascii() and int(parts[2]) in BANDS):
+        message = f"{subject!r} names no band of {BANDS}"
+        raise MalformedName(message)
+    return JobAddress(lane=parts[1], band=int(parts[2]), model=unescape_model(parts[3]))
+
+
+def jobs_stream(lane: str, band: int) -> str:
+    """Name the stream that holds a lane's jobs of this band: batch has its own, so it can't fill the door."""
+    return f"BATCH_{lane}" if band == BATCH_BAND else f"JOBS_{lane}"
+
+
+def job_consumer(band: int, model: str) -> str:
+    """Name the durable consumer of one queue (band, model) of a lane's stream."""
+    return f"b{band}-{escape_model(model)}"
+
+
+def results_stream(lane: str) -> str:
+    """Name the stream of a lane's terminal records."""
+    return f"RESULTS_{lane}"
+
+
+def result(lane: str, job_id: str) -> str:
+    """Subject of a job's one terminal record."""
+    return f"results.{lane}.{job_id}"
+
+
+def bad_message_id(stream: str, sequence: int) -> str:
+    """Job id under which the record of an unreadable message stands.
+
+    The stream's kind is part of it: a lane has two streams of jobs, each with sequences of its own.
+    """
+    return f"bad-{'b' if stream.startswith('BATCH_') else 'j'}{sequence}"
+
+
+def dead_letters_stream(lane: str) -> str:
+    """Name the stream of a lane's dead letters."""
+    return f"DLQ_{lane}"
+
+
+def dead_letter(lane: str, job_id: str) -> str:
+    """Subject of a dead letter."""
+    return f"dlq.{lane}.{job_id}"
+
+
+def work(worker: str) -> str:
+    """Subject on which one worker takes orders (dispatch, abort, probe, drain), each answered."""
+    return f"work.{worker}"
+
+
+def heartbeat(worker: str) -> str:
+    """Subject of a worker's heartbeats."""
+    return f"wrk.{worker}.hb"
+
+
+def worker_note(worker: str) -> str:
+    """Subject of what a worker says at once, between heartbeats: first tokens and ends."""
+    return f"wrk.{worker}.note"
+
+
+def out(lane: str, client: str, job_id: str) -> str:
+    """Subject on which a client hears of its job: receipts, tokens, end."""
+    return f"out.{lane}.{client}.{job_id}"
+
+
+def out_of_client(lane: str, client: str) -> str:
+    """Wildcard under which a client hears of all its jobs."""
+    return f"out.{lane}.{client}.*"
+
+
+def queue_state(lane: str) -> str:
+    """Subject of a lane's queue state, sent each second."""
+    return f"q.{lane}"
+
+
+def lane_control(lane: str, verb: str) -> str:
+    """Subject of a request that concerns one lane: `cancel`, `why`."""
+    return f"ctl.lane.{lane}.{verb}"
+
+
+def cluster_control(verb: str) -> str:
+    """Subject of an operator's request: `workers`, `lanes`, `drain`, `reconcile`."""
+    return f"ctl.cluster.{verb}"
