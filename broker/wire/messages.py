@@ -71,7 +71,7 @@ class Attempt(Struct, frozen=True, array_like=True, order=True):
     number: Count
 
 
-class Job(Record):
+class Job(Record, frozen=True, kw_only=True):
     """A request as its producer published it. The broker never looks into `body`."""
 
     id: Token
@@ -117,7 +117,7 @@ class Failure(Struct, frozen=True, array_like=True):
     """Counts towards the cap. A job handed back by a draining worker isn't charged."""
 
 
-class TerminalRecord(Record):
+class TerminalRecord(Record, frozen=True, kw_only=True):
     """The one durable answer to a job. Written by compare-and-set: the first wins."""
 
     job: Token
@@ -145,7 +145,7 @@ class TerminalRecord(Record):
     request_id: ShortText = ""
 
 
-class DeadLetter(Record):
+class DeadLetter(Record, frozen=True, kw_only=True):
     """A job that could not be run, with all that is needed to read or replay it."""
 
     job: bytes
@@ -154,7 +154,7 @@ class DeadLetter(Record):
     record: TerminalRecord
 
 
-class JobAttempts(Record):
+class JobAttempts(Record, frozen=True, kw_only=True):
     """What KV ATTEMPTS holds of a job; written only when an attempt fails."""
 
     failures: tuple[Failure, ...] = ()
@@ -163,7 +163,7 @@ class JobAttempts(Record):
 # ---- to a worker, on work.<worker>; each is answered with a WorkReply -------------------------------
 
 
-class Dispatch(Record, tag="dispatch"):
+class Dispatch(Record, frozen=True, kw_only=True, tag="dispatch"):
     """Run this job. `number` counts all orders of this broker to this worker, from 1."""
 
     epoch: Count
@@ -183,7 +183,7 @@ class Dispatch(Record, tag="dispatch"):
     failures: tuple[Failure, ...] = ()
 
 
-class Abort(Record, tag="abort"):
+class Abort(Record, frozen=True, kw_only=True, tag="abort"):
     """Stop this attempt, if it runs. Record says what to write; without one, nothing is written."""
 
     epoch: Count
@@ -194,14 +194,14 @@ class Abort(Record, tag="abort"):
     record: TerminalRecord | None = None
 
 
-class Probe(Record, tag="probe"):
+class Probe(Record, frozen=True, kw_only=True, tag="probe"):
     """Are you there?"""
 
     epoch: Count
     number: Count
 
 
-class DrainWorker(Record, tag="drain"):
+class DrainWorker(Record, frozen=True, kw_only=True, tag="drain"):
     """Take nothing new, finish what runs, then say `drained`. `draining` False takes it back."""
 
     epoch: Count
@@ -224,7 +224,7 @@ class Answer(StrEnum):
     """An abort for something that doesn't run here; a dispatch that can't be read or served here."""
 
 
-class WorkReply(Record):
+class WorkReply(Record, frozen=True, kw_only=True):
     """Answer to an order; `epoch` is the highest the agent has seen."""
 
     answer: Answer
@@ -233,7 +233,7 @@ class WorkReply(Record):
     detail: ShortText = ""
 
 
-class Inventory(Record):
+class Inventory(Record, frozen=True, kw_only=True):
     """Broadcast by a broker: adopt my epoch, and send a full heartbeat now. `worker` narrows it to one."""
 
     epoch: Count
@@ -306,7 +306,7 @@ class Load(Struct, frozen=True, array_like=True):
     gpu_memory_ratio: Seconds = 0.0
 
 
-class CacheSummary(Record):
+class CacheSummary(Record, frozen=True, kw_only=True):
     """What changed in a worker's prefix cache since report `sequence` - 1 of this incarnation.
 
     A full summary replaces all earlier ones. A gap in `sequence` makes the broker ask for a full one.
@@ -319,7 +319,7 @@ class CacheSummary(Record):
     removed: bytes = b""
 
 
-class Heartbeat(Record):
+class Heartbeat(Record, frozen=True, kw_only=True):
     """A worker's word, each second, on all it does."""
 
     worker: Token
@@ -344,7 +344,7 @@ class Heartbeat(Record):
     version: ShortText = ""
 
 
-class FirstToken(Record, tag="first_token"):
+class FirstToken(Record, frozen=True, kw_only=True, tag="first_token"):
     """A job's prefill is done: this is what frees prefill room."""
 
     worker: Token
@@ -355,7 +355,7 @@ class FirstToken(Record, tag="first_token"):
     cached_tokens: Count | None = None
 
 
-class AttemptEnded(Record, tag="ended"):
+class AttemptEnded(Record, frozen=True, kw_only=True, tag="ended"):
     """A slot is free."""
 
     worker: Token
@@ -369,7 +369,7 @@ WorkerNote = FirstToken | AttemptEnded
 # ---- to a client, on out.<lane>.<client>.<job> ------------------------------------------------------
 
 
-class Queued(Record, tag="queued"):
+class Queued(Record, frozen=True, kw_only=True, tag="queued"):
     """The job waits. Position 0 is next; `wait_s` is an estimate."""
 
     job: Token
@@ -377,7 +377,7 @@ class Queued(Record, tag="queued"):
     wait_s: Seconds
 
 
-class Started(Record, tag="started"):
+class Started(Record, frozen=True, kw_only=True, tag="started"):
     """An attempt was given to a worker."""
 
     job: Token
@@ -385,7 +385,7 @@ class Started(Record, tag="started"):
     worker: Token
 
 
-class Tokens(Record, tag="tokens"):
+class Tokens(Record, frozen=True, kw_only=True, tag="tokens"):
     """Some of the answer, as the engine streamed it. (attempt, index) says where it belongs; index from 0."""
 
     job: Token
@@ -395,14 +395,14 @@ class Tokens(Record, tag="tokens"):
     """One server-sent event's data (JSON) of the endpoint."""
 
 
-class End(Record, tag="end"):
+class End(Record, frozen=True, kw_only=True, tag="end"):
     """The job ended, and this is its record (encoded TerminalRecord), the same that is stored."""
 
     job: Token
     record: bytes
 
 
-class StoredEnd(Record, tag="stored"):
+class StoredEnd(Record, frozen=True, kw_only=True, tag="stored"):
     """The job ended; its record is too large to repeat here and stands in RESULTS."""
 
     job: Token
@@ -414,7 +414,7 @@ OutEvent = Queued | Started | Tokens | End | StoredEnd
 # ---- queue state and control ------------------------------------------------------------------------
 
 
-class QueueState(Record):
+class QueueState(Record, frozen=True, kw_only=True):
     """One queue (band, model) of a lane, now."""
 
     band: Band
@@ -425,7 +425,7 @@ class QueueState(Record):
     wait_s: Seconds
 
 
-class LaneState(Record):
+class LaneState(Record, frozen=True, kw_only=True):
     """Sent on `q.<lane>` each second."""
 
     lane: Token
@@ -434,13 +434,13 @@ class LaneState(Record):
     queues: tuple[QueueState, ...]
 
 
-class CancelRequest(Record):
+class CancelRequest(Record, frozen=True, kw_only=True):
     """Ask for a job's cancellation, wherever it is."""
 
     job: Token
 
 
-class ControlReply(Record):
+class ControlReply(Record, frozen=True, kw_only=True):
     """Answer to a control request. `data` is JSON for people and scripts."""
 
     ok: bool
@@ -448,20 +448,20 @@ class ControlReply(Record):
     data: bytes = b""
 
 
-class DrainRequest(Record):
+class DrainRequest(Record, frozen=True, kw_only=True):
     """Drain a worker by name."""
 
     worker: Token
     draining: bool = True
 
 
-class WhyRequest(Record):
+class WhyRequest(Record, frozen=True, kw_only=True):
     """Ask what holds a job."""
 
     job: Token
 
 
-class LaneOffer(Record):
+class LaneOffer(Record, frozen=True, kw_only=True):
     """What CONFIG publishes of a lane: clients read it to tell an unknown model from a stream election."""
 
     lane: Token

@@ -50,7 +50,7 @@ def _chat(messages: list[object]) -> Iterator[tuple[str, list[bytes]]]:
         if isinstance(message, dict):
             record = cast("dict[str, object]", message)
             content = record.get("content")
-            parts = cast("list[object]", content) if isinstance(content, list) else [content]
+            parts = cast("list[object]", content if isinstance(content, list) else [content])
             extra = [_part(record["tool_calls"])] if record.get("tool_calls") else []
             yield str(record.get("role", "")), [_part(part) for part in parts] + extra
 
