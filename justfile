@@ -1,0 +1,89 @@
+# Everything a newcomer, a developer and CI run. `just` alone lists it.
+# A recipe that needs packages installs them first, from the lock file and into .venv, once.
+
+set shell := ["bash", "-euo", "pipefail", "-c"]
+
+venv := justfile_directory() / ".venv"
+bin := venv / "bin"
+export PIP_DISABLE_PIP_VERSION_CHECK := "1"
+
+# Parts of the suite that need neither server nor engine nor second process.
+fast := "tests/unit tests/contract"
+
+[private]
+default:
+    @just --justfile "{{ justfile() }}" --list --unsorted
+
+[group("setup")]
+[doc("Install all that development needs into .venv; quick when nothing changed")]
+setup: (_install "requirements-test.lock")
+
+[private]
+_install lock:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    stamp="{{ venv }}/.installed-{{ lock }}"
+    if cmp -s <(cat "{{ lock }}" pyproject.toml) "$stamp"; then exit 0; fi
+    if [ ! -x "{{ bin }}/python" ]; then python3 -m venv "{{ venv }}"; fi
+    echo "Installing from {{ lock }} into .venv (once) ..." >&2
+    "{{ bin }}/python" -m pip install -q --require-hashes -r "{{ lock }}"
+    "{{ bin }}/python" -m pip install -q --no-deps --no-build-isolation -e .
+    cat "{{ lock }}" pyproject.toml > "$stamp"
+    # The test lock holds all that the other does.
+    cat requirements.lock pyproject.toml > "{{ venv }}/.installed-requirements.lock"
+
+[group("setup")]
+[doc("Pin the dependencies anew (needs the package index); `--upgrade` takes newer releases")]
+lock *args:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    "{{ bin }}/python" -m pip install -q uv
+    compile() {
+        "{{ bin }}/uv" pip compile -q pyproject.toml --universal --python-version 3.11 \
+            --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
+            --custom-compile-command "just lock" --group build --extra embedded --extra llama \
+            {{ args }} "$@"
+    }
+    compile -o requirements.lock
+    compile --extra test -c requirements.lock -o requirements-test.lock
+
+[group("setup")]
+[doc("Remove caches and outputs; .venv stays")]
+clean:
+    rm -rf out build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis htmlcov .coverage*
+    find . -name __pycache__ -type d -not -path "./.venv/*" -prune -exec rm -rf {} +
+
+[group("run")]
+[doc("A whole cluster on this machine for under a minute: chats and a batch, a live table, a summary")]
+demo *args: (_install "requirements.lock")
+    "{{ bin }}/inferlane" demo {{ args }}
+
+[group("run")]
+[doc("The same cluster kept running for you; --gguf PATH serves a real model")]
+up *args: (_install "requirements.lock")
+    "{{ bin }}/inferlane" up {{ args }}
+
+[group("check")]
+[doc("The whole suite, real NATS and real engines included")]
+test *args: setup
+    "{{ bin }}/pytest" -n 2 --dist worksteal {{ args }}
+
+[group("check")]
+[doc("Unit and contract tests: seconds, no servers")]
+test-fast *args: setup
+    "{{ bin }}/pytest" {{ fast }} -q {{ args }}
+
+[group("check")]
+[doc("Lint, format, types, layering, lock file")]
+check: setup
+    "{{ bin }}/ruff" check .
+    "{{ bin }}/ruff" format --check .
+    "{{ bin }}/basedpyright" --level error
+    "{{ bin }}/lint-imports" --no-logo
+    "{{ bin }}/pytest" -q tests/unit/repository
+
+[group("check")]
+[doc("Rewrite what ruff can put right by itself")]
+format: setup
+    "{{ bin }}/ruff" check --fix-only .
+    "{{ bin }}/ruff" format .
