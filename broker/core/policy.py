@@ -1,0 +1,160 @@
+"""Every knob of the mind: unit in the name, default, reason. Part of the one TOML file (`[policy]`).
+
+Records are frozen and refuse unknown keys, so that a typing error in the file is an error, not a silence.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Limit = Annotated[int, Meta(ge=0)]
+
+PolicyName = Literal["first_token", "weighted", "round_robin"]
+
+
+class QuotaRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One limit over the jobs that match all of `model`, `lane`, `band` that are given.
+
+    A job must pass every row that matches it, all or nothing.
+    """
+
+    model: str | None = None
+    lane: str | None = None
+    band: Annotated[int, Meta(ge=0, le=3)] | None = None
+    inflight_jobs_max: Limit | None = None
+    """Jobs leased to workers at once."""
+    inflight_jobs_max_per_worker: Positive | None = None
+    """The same, times the live workers of the model: follows the fleet."""
+    inflight_tokens_max: Limit | None = None
+    """Weighted tokens leased at once."""
+    queued_jobs_max: Limit | None = None
+    """Online jobs waiting at the broker; one more is rejected as `queue_full`. Batch is bounded by its stream."""
+    tokens_per_min: Limit | None = None
+    """Weighted tokens started a minute (token bucket of one minute, empty after a takeover)."""
+
+    @property
+    def name(self) -> str:
+        """What people call the row: `lane=acme band=1`, or `all`."""
+        given = (("model", self.model), ("lane", self.lane), ("band", self.band))
+        return " ".join(f"{key}={value}" for key, value in given if value is not None) or "all"
+
+
+class BandPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How one band competes."""
+
+    guaranteed_share: Share
+    """Least share of dispatched work (weighted tokens) while it has demand, against higher bands."""
+    aging_s: Positive | None = None
+    """A job that has waited longer rises one band, once. None: never by the clock."""
+    wait_s_max: Positive | None = None
+    """Longest wait; then the job ends as `expired` with `wait_expired`. None: its own deadline only."""
+
+
+DEFAULT_BANDS = (
+    BandPolicy(guaranteed_share=0.0, wait_s_max=10.0),
+    BandPolicy(guaranteed_share=0.20, wait_s_max=60.0),
+    BandPolicy(guaranteed_share=0.10, aging_s=60.0, wait_s_max=600.0),
+    BandPolicy(guaranteed_share=0.05),
+)
+
+
+class LanePolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One tenant."""
+
+    name: str
+    weight: Positive = 1.0
+    """Share of work against other lanes of the same band."""
+    models: tuple[str, ...] = ()
+    """Models it may use; empty = all configured."""
+    bands: tuple[Annotated[int, Meta(ge=0, le=3)], ...] = (0, 1, 2, 3)
+    paused: bool = False
+
+
+class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a job runs."""
+
+    policy: PolicyName = "first_token"
+    bias: NotNegative = 2.0
+    """first_token: extra weight of uncached work, for the cache it costs others."""
+    decode_weight: NotNegative = 0.05
+    """first_token: γ, weight of what a prefill costs the jobs decoding there."""
+    switch_penalty_s: NotNegative = 0.05
+    """first_token: seconds a worker must be better by, to take a warm prefix from the last one."""
+    saving_s_min: NotNegative = 0.002
+    """first_token: marginal savings below this earn nothing."""
+    load_weight: NotNegative = 1.2
+    miss_weight: NotNegative = 0.7
+    leave_weight: NotNegative = 0.3
+    hit_ratio_min: Share = 0.30
+    """weighted: a smaller cached share of the prompt is ignored."""
+    sticky_s: NotNegative = 30.0
+    """How long since its last dispatch a prefix (or session) sticks to its worker."""
+    wait_s_over_best_max: NotNegative = 2.0
+    """Stickiness and hold end where the predicted wait is this much longer than the best."""
+    backlog_s_max: Positive = 0.010
+    """θ of late binding: a worker takes the next job when what it has not prefilled takes less than this."""
+    hold_for_affinity: bool = True
+    """A job waits for its best worker while that is still its best by predicted first token."""
+    kv_fill_ratio_max: Share = 0.9
+    prefill_tokens_s: Positive = 8000.0
+    """Assumed prefill rate until a worker reports its own."""
+    decode_tokens_s: Positive = 50.0
+    """Assumed decode rate of one job until a worker reports its own."""
+    prefix_tokens_min: Limit = 256
+    """Shorter matches earn nothing: a lone block is not worth a detour."""
+    index_entries_max: Limit = 4_000_000
+    """Most (block, worker) entries of the prefix index; the least recently used go first."""
+    index_ttl_s: Positive = 600.0
+    """A block unused for this long is forgotten."""
+
+
+class OrderPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which job is next."""
+
+    lane_slack_tokens: NotNegative = 8192.0
+    """Q: lanes within this much of the least served are equal, so that locality may choose."""
+    wait_credit: NotNegative = 0.2
+    """α: seconds of prefill forgiven for each second waited."""
+    candidates_max: Annotated[int, Meta(ge=1)] = 64
+    """Jobs looked at from the head of each lane's queue."""
+    aged_share_max: Share = 0.25
+    """Most of dispatched work that bands 2-3 take together while higher bands have demand."""
+
+
+class LeasePolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a worker is gone, and what becomes of its jobs."""
+
+    heartbeat_s: Positive = 1.0
+    lease_s: Positive = 3.0
+    """Silence after which a worker is probed and gets nothing new."""
+    revoke_s: Positive = 10.0
+    """Silence after which a suspect's jobs go elsewhere."""
+    grace_s: Positive = 3.0
+    """Extra time after the broker's own link was down, or most of the fleet fell silent at once."""
+    stall_s: Positive = 120.0
+    """A running job without a new token for this long is aborted and tried elsewhere."""
+    run_s_max: Positive = 3600.0
+    failures_max: Annotated[int, Meta(ge=1)] = 3
+    """Charged failures after which a job is dead-lettered."""
+    retry_base_s: Positive = 0.5
+    retry_s_max: Positive = 30.0
+    """Back-off: base · 2^(n-1), ± 25 % jitter, at most this."""
+    dispatch_answer_s: Positive = 2.0
+    """How long an order may go unanswered before its fate is left to the heartbeats' echo."""
+    silent_fleet_ratio: Share = 0.5
+    """More of the fleet falling silent at once is the network, not the workers."""
+
+
+class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All of it."""
+
+    models: tuple[str, ...] = ()
+    lanes: tuple[LanePolicy, ...] = ()
+    quotas: tuple[QuotaRow, ...] = ()
+    bands: tuple[BandPolicy, BandPolicy, BandPolicy, BandPolicy] = DEFAULT_BANDS
+    routing: RoutingPolicy = RoutingPolicy()
+    order: OrderPolicy = OrderPolicy()
+    leases: LeasePolicy = LeasePolicy()

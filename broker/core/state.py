@@ -1,0 +1,141 @@
+"""What the mind remembers: jobs, leases and workers. Changed only by the modules of `core`.
+
+Usage of every kind is a sum over the live leases, kept by `Worker.add` and `Worker.remove` alone: no other
+code counts anything, so no path can forget to.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from broker.core.events import JobSpec
+from broker.wire.messages import Attempt, Failure
+
+
+class Phase(Enum):
+    """How sure we are of a worker."""
+
+    LIVE = auto()
+    SUSPECT = auto()
+    """Silent past its lease: probed, gets nothing new, keeps what it runs."""
+    GONE = auto()
+
+
+@dataclass(slots=True)
+class Lease:
+    """A worker's right to a job."""
+
+    job: JobSpec
+    attempt: Attempt
+    worker: str
+    number: int
+    """Of the order that carried it."""
+    granted_at_s: float
+    cost_tokens: float
+    """Weighted tokens charged; corrected while it runs."""
+    uncached_tokens: int
+    """Of the prompt, as predicted; 0 once prefilled."""
+    hit_tokens: int
+    """Of the prompt, as predicted."""
+    output_tokens_expected: int
+    output_tokens: int = 0
+    prefilled: bool = False
+    accepted: bool = False
+    """The worker said so, or listed it."""
+    unanswered: bool = False
+    """The order's fate is not known: until the echo tells, no second dispatch."""
+    aborting: bool = False
+    progressed_at_s: float = 0.0
+    """When its token count last rose."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV cache the job takes at its worker when it ends: prompt and expected output."""
+        return self.job.prompt_tokens + self.output_tokens_expected
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker as last reported, plus what was given to it since."""
+
+    id: str
+    index: int
+    """Dense number for the prefix index's bitsets; stable while the worker is known."""
+    incarnation: int = 0
+    engine_incarnation: int = 0
+    phase: Phase = Phase.LIVE
+    models: tuple[str, ...] = ()
+    slots: int = 0
+    ready: bool = False
+    draining: bool = False
+    drained: bool = False
+    reported_at_s: float = 0.0
+    joined_at_s: float = 0.0
+    dispatched_at_s: float = 0.0
+    """Last dispatch; ties go to the worker that waited longest."""
+    dispatched_count: int = 0
+    orders: int = 0
+    """Number of the last order sent in this epoch."""
+    echo: int = 0
+    """Number of the last order it says it has processed."""
+    held_off: bool = False
+    """Said busy: nothing new until its next report."""
+    kv_tokens_max: int = 0
+    """0: not known, no bound."""
+    prefill_tokens_s: float = 0.0
+    decode_tokens_s: float = 0.0
+    waiting: int = 0
+    """Requests in the engine's own queue, as it reports."""
+    leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
+    backlog_tokens: int = 0
+    """Uncached prompt tokens given and not yet prefilled: Σ over leases."""
+    decoding_jobs: int = 0
+    kv_tokens: int = 0
+    """Σ kv_tokens over leases."""
+    trust: float = 1.0
+    """Moving average of actual ÷ predicted hits; multiplies its credit."""
+
+    def add(self, lease: Lease) -> None:
+        """Take a lease into the sums."""
+        self.leases[lease.job.key] = lease
+        self.kv_tokens += lease.kv_tokens
+        if lease.prefilled:
+            self.decoding_jobs += 1
+        else:
+            self.backlog_tokens += lease.uncached_tokens
+
+    def remove(self, key: str) -> Lease | None:
+        """Take a lease out of the sums; None when it isn't here."""
+        lease = self.leases.pop(key, None)
+        if lease is None:
+            return None
+        self.kv_tokens -= lease.kv_tokens
+        if lease.prefilled:
+            self.decoding_jobs -= 1
+        else:
+            self.backlog_tokens -= lease.uncached_tokens
+        return lease
+
+    def mark_prefilled(self, lease: Lease) -> bool:
+        """Move a lease's prompt out of the backlog; False when it was out already."""
+        if lease.prefilled:
+            return False
+        self.backlog_tokens -= lease.uncached_tokens
+        lease.prefilled = True
+        lease.uncached_tokens = 0
+        self.decoding_jobs += 1
+        return True
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A job that waits for its dispatch."""
+
+    job: JobSpec
+    held_at_s: float
+    not_before_s: float = 0.0
+    """Back-off of a retry."""
+    failures: tuple[Failure, ...] = ()
+    excluded: tuple[str, ...] = ()
+    """Workers where an attempt failed."""
+    receipted: bool = False
+    aged: bool = False
