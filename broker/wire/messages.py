@@ -143,6 +143,8 @@ class TerminalRecord(Record, frozen=True, kw_only=True):
     retry_after_s: Seconds = 0.0
     failures: tuple[Failure, ...] = ()
     request_id: ShortText = ""
+    row: ShortText = ""
+    """Of a rejection: the quota row that refused, as people call it (`lane=acme band=1`)."""
 
 
 class DeadLetter(Record, frozen=True, kw_only=True):
