@@ -1,0 +1,1 @@
+"""A real model small enough to ship: random weights, for the demo and the tests."""
