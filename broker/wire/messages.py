@@ -413,7 +413,17 @@ class StoredEnd(Record, frozen=True, kw_only=True, tag="stored"):
 OutEvent = Queued | Started | Tokens | End | StoredEnd
 
 
-# ---- queue state and control ------------------------------------------------------------------------
+# ---- leadership, queue state and control ------------------------------------------------------------------------
+
+
+class Leader(Record, frozen=True, kw_only=True):
+    """Value of the leader key. The epoch is the revision at which the key was created.
+
+    `epoch` 0 means that this very revision created it; renewals, which raise the revision, carry the number.
+    """
+
+    broker: Token
+    epoch: Count = 0
 
 
 class QueueState(Record, frozen=True, kw_only=True):
@@ -437,9 +447,15 @@ class LaneState(Record, frozen=True, kw_only=True):
 
 
 class CancelRequest(Record, frozen=True, kw_only=True):
-    """Ask for a job's cancellation, wherever it is."""
+    """Ask for a job's cancellation, wherever it is.
+
+    `stream` and `stream_sequence` (from the publish acknowledgement) find a job that the broker has not
+    pulled yet; without them only held and running jobs can be cancelled.
+    """
 
     job: Token
+    stream: ShortText = ""
+    stream_sequence: Count = 0
 
 
 class ControlReply(Record, frozen=True, kw_only=True):

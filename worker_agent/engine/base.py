@@ -2,7 +2,7 @@
 
 The agent asks `run` for one job at a time and reads outputs until the single `Completed`; closing
 the generator (or cancelling the task that reads it) aborts the request inside the engine. An engine
-never retries, never times a stall and never keeps a ledger: those are the agent's. Every error is one
+never retries, times no stall and keeps no ledger: those are the agent's. Every error is one
 `EngineError`, and its class says who is to blame.
 """
 
