@@ -87,3 +87,8 @@ check: setup
 format: setup
     "{{ bin }}/ruff" check --fix-only .
     "{{ bin }}/ruff" format .
+
+[group("check")]
+[doc("Break the core in 100 sampled places, one at a time: do the unit tests notice? (out/mutants.md)")]
+mutants *args: setup
+    "{{ bin }}/python" -m tests.mutants {{ args }}
