@@ -1,1 +1,1 @@
-"""A pure model of an inference engine (prefill, decode, KV cache), for simulator and fake engine."""
+"""A pure model of an inference engine: prefill, decode, KV cache."""
