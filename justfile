@@ -92,3 +92,8 @@ format: setup
 [doc("Break the core in 100 sampled places, one at a time: do the unit tests notice? (out/mutants.md)")]
 mutants *args: setup
     "{{ bin }}/python" -m tests.mutants {{ args }}
+
+[group("check")]
+[doc("Branch coverage of the core by the fast tests; under 95 % fails")]
+cover *args: setup
+    "{{ bin }}/pytest" {{ fast }} -q --cov=broker.core --cov-branch --cov-report=term --cov-fail-under=95 {{ args }}
