@@ -6,6 +6,7 @@ from typing import Protocol
 
 from broker.core.decisions import Explanation
 from broker.core.events import JobSpec
+from broker.core.policy import RoutingPolicy
 from broker.core.state import Lease, Worker
 from broker.wire.messages import CacheSummary
 
@@ -27,10 +28,27 @@ class Placement:
 
 
 class Router(Protocol):
-    """The seam between order (which job) and place (which worker)."""
+    """The seam between order (which job) and place (which worker).
 
-    def place(self, job: JobSpec, *, excluded: Sequence[str], at_s: float) -> Placement:
-        """Find the best worker with room for the job. Pure look-up: changes no counter."""
+    Added to the first draft, both additive: `place` takes the expected output (for KV room), and
+    `reconfigured` takes new knobs of the same policy without losing what is known of caches. A change
+    between `round_robin` and the others needs a new router (`make_router`), to which every worker is `joined`.
+    """
+
+    def place(
+        self,
+        job: JobSpec,
+        *,
+        excluded: Sequence[str],
+        at_s: float,
+        output_tokens: int | None = None,
+    ) -> Placement:
+        """Find the best worker with room for the job. Pure look-up: changes no counter.
+
+        `output_tokens` is the expected output, None when only the job's own limit is known. Workers in
+        `excluded` are passed over while any other serves the model. Cheap to call again: the answer is
+        kept until a worker that could change it changes.
+        """
         ...
 
     def explain(self, job: JobSpec, placement: Placement, *, at_s: float) -> Explanation:
@@ -60,8 +78,10 @@ class Router(Protocol):
         """The engine told the real hit: correct trust."""
         ...
 
+    def reconfigured(self, policy: RoutingPolicy) -> None:
+        """Take new knobs; what is known of workers and caches stays."""
+        ...
+
     def sweep(self, at_s: float) -> None:
         """Forget expired entries, a bounded number a call."""
         ...
-
-
