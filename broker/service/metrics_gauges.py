@@ -1,0 +1,127 @@
+"""The gauges of /metrics, made from a snapshot of the cluster."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from broker.service.snapshot import LaneView, QueueView, RowView, StatusView, WorkerView
+
+WORKERS_MAX = 5_000
+"""Workers told one by one, in order of name: the broker is made for 4,000."""
+
+QUEUES_MAX = 4_000
+"""Queues (lane, band, model) told one by one."""
+
+ROWS_MAX = 4_000
+"""Quota rows told one by one."""
+
+
+def gauge_families(
+    status: StatusView, lanes: list[LaneView], workers: list[WorkerView]
+) -> Iterator[Metric]:
+    """Make all gauges."""
+    yield from _status(status)
+    yield from _queues(lanes)
+    yield from _rows(lanes)
+    yield from _workers(workers)
+
+
+def _status(status: StatusView) -> Iterator[Metric]:
+    gauges = (
+        ("leader", "1: this process decides; 0: it stands by.", float(status.leader)),
+        ("leader_epoch", "Rises with each leader.", status.epoch),
+        ("role_since_seconds", "Unix time when it became leader or standby.", status.since_s),
+        ("held_jobs", "Jobs pulled from their streams and not yet dispatched.", status.held_jobs),
+        ("held_bytes", "Bodies of the held jobs, in memory.", status.held_bytes),
+        ("held_bytes_limit", "Bound of held_bytes.", status.held_bytes_max),
+        ("inflight_jobs", "Jobs leased to workers.", status.inflight_jobs),
+    )
+    for name, text, value in gauges:
+        yield GaugeMetricFamily(f"inferlane_{name}", text, value=value)
+
+
+def _queues(lanes: list[LaneView]) -> Iterator[Metric]:
+    queues = [(lane, queue) for lane in lanes for queue in lane.queues][:QUEUES_MAX]
+    gauges: tuple[tuple[str, str, Callable[[QueueView], float]], ...] = (
+        ("queue_depth_jobs", "Jobs that wait, held or still in the stream.", _queued),
+        ("queue_limit_jobs", "Bound of the queue; 0: its stream's bound only.", _queued_max),
+        ("queue_pending_jobs", "Of those, jobs the broker has not pulled yet.", _pending),
+        ("queue_inflight_jobs", "Jobs of this queue leased to workers.", _inflight),
+        ("queue_wait_seconds", "Expected wait of a job that comes now.", _wait),
+    )
+    for name, text, value in gauges:
+        family = GaugeMetricFamily(f"inferlane_{name}", text, labels=("lane", "band", "model"))
+        for lane, queue in queues:
+            family.add_metric((lane.lane, str(queue.band), queue.model), value(queue))
+        yield family
+    paused = GaugeMetricFamily("inferlane_lane_paused", "1: takes no jobs.", labels=("lane",))
+    for lane in lanes[:QUEUES_MAX]:
+        paused.add_metric((lane.lane,), float(lane.paused))
+    yield paused
+
+
+def _queued(queue: QueueView) -> float:
+    return queue.queued_jobs
+
+
+def _queued_max(queue: QueueView) -> float:
+    return queue.queued_jobs_max
+
+
+def _pending(queue: QueueView) -> float:
+    return queue.pending_jobs
+
+
+def _inflight(queue: QueueView) -> float:
+    return queue.inflight_jobs
+
+
+def _wait(queue: QueueView) -> float:
+    return queue.wait_s
+
+
+def _rows(lanes: list[LaneView]) -> Iterator[Metric]:
+    rows = list({row.row: row for lane in lanes for row in lane.rows}.values())[:ROWS_MAX]
+    gauges: tuple[tuple[str, str, Callable[[RowView], float | None]], ...] = (
+        ("row_inflight_jobs", "Jobs leased under a quota row.", lambda row: row.inflight_jobs),
+        ("row_limit_jobs", "Bound of row_inflight_jobs.", lambda row: row.inflight_jobs_max),
+        ("row_inflight_tokens", "Weighted tokens leased.", lambda row: row.inflight_tokens),
+        ("row_limit_tokens", "Bound of row_inflight_tokens.", lambda row: row.inflight_tokens_max),
+    )
+    for name, text, value in gauges:
+        family = GaugeMetricFamily(f"inferlane_{name}", text, labels=("row",))
+        for row in rows:
+            amount = value(row)
+            if amount is not None:
+                family.add_metric((row.row,), amount)
+        yield family
+
+
+def _workers(workers: list[WorkerView]) -> Iterator[Metric]:
+    gauges: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
+        ("up", "1: live and ready; 0: suspect, gone or loading.", _up),
+        ("draining", "1: takes nothing new.", lambda one: float(one.draining)),
+        ("slots", "Jobs it can run at once.", lambda one: one.slots),
+        ("inflight_jobs", "Jobs leased to it.", lambda one: one.inflight_jobs),
+        ("backlog_tokens", "Prompt tokens it must still prefill.", lambda one: one.backlog_tokens),
+        ("kv_tokens", "KV cache its jobs take when they end.", lambda one: one.kv_tokens),
+        ("kv_limit_tokens", "Its KV cache; 0: not known.", lambda one: one.kv_tokens_max),
+        ("cached_token_ratio", "Share of prompt tokens from its cache.", _cached),
+        ("signal_age_seconds", "Since its last heartbeat.", lambda one: one.signal_age_s),
+    )
+    told = sorted(workers, key=lambda one: one.worker)[:WORKERS_MAX]
+    for name, text, value in gauges:
+        family = GaugeMetricFamily(f"inferlane_worker_{name}", text, labels=("worker",))
+        for worker in told:
+            family.add_metric((worker.worker,), value(worker))
+        yield family
+    known = "Workers known, also those past the bound of one-by-one metrics."
+    yield GaugeMetricFamily("inferlane_workers", known, value=len(workers))
+
+
+def _up(worker: WorkerView) -> float:
+    return float(worker.phase == "live" and worker.ready)
+
+
+def _cached(worker: WorkerView) -> float:
+    return worker.cached_token_ratio

@@ -1,0 +1,161 @@
+"""Turns what the loop hears and decides into metrics and the decision log.
+
+A worker's word of an ended attempt and the decision it leads to come in the same step of the mind,
+so the reports of the event at hand are all that has to be kept to tell how a job ended.
+"""
+
+from broker.core import decisions as do
+from broker.core import events
+from broker.core.events import Event, JobSpec, Unanswered
+from broker.service.decision_log import DecisionLog, Dispatched, Ended
+from broker.service.held import Held, Stage
+from broker.service.metrics import Metrics
+from broker.wire.messages import Finished, Kind, Outcome, Reason
+
+ESTIMATES_MAX = 20_000
+"""Wait estimates remembered until their job is dispatched; further jobs go unmeasured."""
+
+
+class Observer:
+    """Hears of all that happens in the loop (`loop.Observer`)."""
+
+    def __init__(self, metrics: Metrics, log: DecisionLog) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._arrived: JobSpec | None = None
+        self._finished: dict[str, Finished] = {}
+        self._reporter = ""
+        self._told: dict[str, tuple[float, float]] = {}
+        """Key to (when, wait told) of a job's first receipt."""
+
+    def heard(self, event: Event) -> None:
+        """An event is about to be handled."""
+        self._settle_arrival()
+        if self._finished:
+            self._finished = {}
+        match event:
+            case events.JobHeld(_, job):
+                self._arrived = job
+            case events.AttemptEnded(_, worker, _, finished):
+                self._reporter = worker
+                self._finished = {finished.key: finished}
+            case events.WorkerReported(_, heartbeat):
+                self._reporter = heartbeat.worker
+                self._finished = {one.key: one for one in heartbeat.finished}
+            case events.DispatchAnswered(answer=Unanswered() as cause):
+                self._metrics.unanswered(cause.value)
+            case _:
+                pass
+
+    def decided(self, decision: do.Decision, held: Held | None, *, at_s: float) -> None:
+        """A decision is about to be carried out."""
+        match decision:
+            case do.Dispatch():
+                self._dispatched(decision, held, at_s)
+            case do.Queued(key, _, wait_s):
+                self._queued(key, wait_s, at_s)
+            case do.Reject(key, reason):
+                self._rejected(key, reason, held, at_s)
+            case do.Expire(key, reason):
+                self._ended(key, Kind.EXPIRED, held, at_s, reason=reason)
+            case do.Cancel(key):
+                self._ended(key, Kind.CANCELLED, held, at_s, reason=Reason.CANCELLED)
+            case do.DeadLetter(key, failures):
+                reason = failures[-1].reason if failures else None
+                self._ended(key, Kind.DEAD_LETTERED, held, at_s, reason=reason)
+                if held is not None:
+                    self._metrics.dead_lettered(lane=held.lane)
+            case do.FailStream(key):
+                self._ended(key, Kind.FAILED, held, at_s, reason=Reason.WORKER_LOST)
+            case do.Release(key):
+                self._released(key, held, at_s)
+            case do.Requeue(key, failure):
+                if failure is not None:
+                    self._metrics.attempt_failed(failure.reason)
+                self._attempt_ended(key, at_s)
+            case do.Difference(kind):
+                self._metrics.difference(kind.value)
+            case do.WorkerGone(_, cause):
+                self._metrics.worker_gone(cause)
+            case _:
+                pass
+
+    def malformed(self, where: str) -> None:
+        """Bytes from `where` could not be read."""
+        self._metrics.malformed(where)
+
+    def lag(self, seconds: float) -> None:
+        """How late the loop's tick came."""
+        self._metrics.loop_lag(seconds)
+
+    def _settle_arrival(self) -> None:
+        """A job that its own step did not reject is admitted."""
+        job, self._arrived = self._arrived, None
+        if job is not None:
+            self._metrics.admitted(lane=job.lane, band=job.band, model=job.model)
+
+    def _dispatched(self, decision: do.Dispatch, held: Held | None, at_s: float) -> None:
+        told = self._told.pop(decision.key, None)
+        if held is None:
+            return
+        why = decision.explanation
+        self._metrics.dispatched(
+            lane=held.lane, band=held.band, model=held.model, held_by=why.held_by.value
+        )
+        if not decision.failures:
+            self._metrics.queued_s(why.queue_s, lane=held.lane, band=held.band)
+        if told is not None:
+            self._metrics.wait_estimated(told_s=told[1], had_s=at_s - told[0], band=held.band)
+        self._log.put(Dispatched(at_s, decision, band=held.band, model=held.model))
+
+    def _queued(self, key: str, wait_s: float, at_s: float) -> None:
+        if len(self._told) < ESTIMATES_MAX:
+            self._told.setdefault(key, (at_s, wait_s))
+
+    def _rejected(self, key: str, reason: Reason, held: Held | None, at_s: float) -> None:
+        if self._arrived is not None and self._arrived.key == key:
+            self._arrived = None
+        if held is not None:
+            self._metrics.rejected(reason, lane=held.lane, band=held.band)
+        self._ended(key, Kind.REJECTED, held, at_s, reason=reason)
+
+    def _released(self, key: str, held: Held | None, at_s: float) -> None:
+        """A record stands: written by the worker that reports it, or found."""
+        if held is not None and held.stage is Stage.CLOSING:
+            return  # Its end was counted when it was decided.
+        finished = self._finished.get(key)
+        if finished is None or finished.outcome is not Outcome.SETTLED:
+            self._ended(key, None, held, at_s)
+            return
+        self._ended(key, finished.kind, held, at_s, reason=finished.reason)
+        if held is not None and finished.ran and finished.ttft_s:
+            ttft_s = at_s - held.enqueued_at_s - finished.run_s + finished.ttft_s
+            self._metrics.first_token(max(ttft_s, 0.0), lane=held.lane, band=held.band)
+
+    def _ended(
+        self,
+        key: str,
+        kind: Kind | None,
+        held: Held | None,
+        at_s: float,
+        *,
+        reason: Reason | None = None,
+    ) -> None:
+        self._told.pop(key, None)
+        finished = self._finished.get(key)
+        e2e_s = None if held is None else max(at_s - held.enqueued_at_s, 0.0)
+        if held is not None:
+            self._metrics.ended(
+                kind,
+                lane=held.lane,
+                band=held.band,
+                e2e_s=e2e_s,
+                usage=finished.usage if finished is not None and finished.ran else None,
+                predicted_hit_tokens=0 if finished is None else finished.predicted_hit_tokens,
+            )
+        self._log.put(Ended(at_s, key, self._reporter, finished, kind, reason, e2e_s))
+
+    def _attempt_ended(self, key: str, at_s: float) -> None:
+        finished = self._finished.get(key)
+        if finished is not None:
+            self._log.put(Ended(at_s, key, self._reporter, finished, None, finished.reason))

@@ -1,0 +1,142 @@
+"""The cluster as operators see it: one set of records for /metrics, status page and control.
+
+A control reply's `data` is one of these as JSON (`encode`), so that the page, the metrics and
+`inferlane workers` can't tell different stories. Readers ignore fields they don't know.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+
+class StatusView(Struct, frozen=True, kw_only=True):
+    """The broker itself."""
+
+    epoch: int
+    """Of the leader; 0 before the first."""
+    leader: bool
+    since_s: float
+    """Unix time when it became what it is, leader or standby."""
+    held_jobs: int
+    """Pulled from their streams and not yet dispatched."""
+    held_bytes: int
+    inflight_jobs: int
+    held_bytes_max: int = 0
+
+
+class QueueView(Struct, frozen=True, kw_only=True):
+    """One queue (band, model) of a lane."""
+
+    band: int
+    model: str
+    queued_jobs: int
+    """All that wait: held by the broker, and still in the stream."""
+    queued_jobs_max: int
+    """0: bounded by its stream only."""
+    inflight_jobs: int
+    wait_s: float
+    """Estimate for a job that comes now."""
+    pending_jobs: int
+    """Of those queued, the ones the broker has not pulled yet."""
+
+
+class RowView(Struct, frozen=True, kw_only=True):
+    """One quota row, whole: a row over several lanes is told under each of them."""
+
+    row: str
+    inflight_jobs: int
+    inflight_jobs_max: int | None = None
+    inflight_tokens: float = 0.0
+    inflight_tokens_max: int | None = None
+
+
+class LaneView(Struct, frozen=True, kw_only=True):
+    """One tenant."""
+
+    lane: str
+    paused: bool
+    queues: tuple[QueueView, ...] = ()
+    rows: tuple[RowView, ...] = ()
+
+
+class WorkerView(Struct, frozen=True, kw_only=True):
+    """One worker, as last reported and as given work since."""
+
+    worker: str
+    phase: str
+    """`live`, `suspect` (silent past its lease) or `gone`."""
+    ready: bool
+    draining: bool
+    drained: bool
+    models: tuple[str, ...]
+    slots: int
+    inflight_jobs: int
+    backlog_tokens: int
+    """Prompt tokens given to it that it must still prefill."""
+    kv_tokens: int
+    kv_tokens_max: int
+    """0: not known."""
+    prefill_tokens_s: float
+    """0: not known yet."""
+    decode_tokens_s: float
+    cached_token_ratio: float
+    """Share of the prompt tokens of its finished jobs that came from its cache."""
+    signal_age_s: float
+    """Since its last heartbeat."""
+    incarnation: int
+
+
+class DifferenceView(Struct, frozen=True, kw_only=True):
+    """One disagreement that a reconcile found."""
+
+    kind: str
+    key: str
+    worker: str
+    detail: str
+
+
+class WorkersView(Struct, frozen=True, kw_only=True):
+    """Answer to `workers`."""
+
+    workers: tuple[WorkerView, ...]
+
+
+class LanesView(Struct, frozen=True, kw_only=True):
+    """Answer to `lanes`."""
+
+    lanes: tuple[LaneView, ...]
+
+
+class ReconcileView(Struct, frozen=True, kw_only=True):
+    """Answer to `reconcile`."""
+
+    checked_jobs: int
+    differences: tuple[DifferenceView, ...]
+    repaired: int
+
+
+class SnapshotSource(Protocol):
+    """Who can tell the cluster's state now; called on the broker's loop.
+
+    `lanes` and `workers` may be generators. They are read some at a time with the loop running in
+    between, so they must walk over a copy of the keys and skip what has gone meanwhile.
+    """
+
+    def status(self) -> StatusView:
+        """Tell the broker's own state."""
+        ...
+
+    def lanes(self) -> Iterable[LaneView]:
+        """Tell each lane's queues and rows."""
+        ...
+
+    def workers(self) -> Iterable[WorkerView]:
+        """Tell each known worker."""
+        ...
+
+
+def encode(view: Struct) -> bytes:
+    """Encode a view as JSON."""
+    return msgspec.json.encode(view)
