@@ -49,7 +49,7 @@ class Jobs(FamilyGroup):
         self.held_by = CounterFamily(
             "inferlane_dispatches_held",
             "Dispatches by what held the job before: nothing, quota (a row), room (no worker had"
-            " any), affinity (it waited for the worker with its prefix), order (others were before it),"
+            " any), affinity (it waited for the worker with its prefix), order (others first),"
             " back_off (a retry), no_workers, start.",
             ("held_by",),
         )

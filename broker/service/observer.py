@@ -10,7 +10,8 @@ from broker.core.events import Event, JobSpec, Unanswered
 from broker.service.decision_log import DecisionLog, Dispatched, Ended
 from broker.service.held import Held, Stage
 from broker.service.metrics import Metrics
-from broker.wire.messages import Finished, Kind, Outcome, Reason
+from broker.wire.ids import job_key
+from broker.wire.messages import Finished, Kind, Outcome, TerminalRecord
 
 ESTIMATES_MAX = 20_000
 """Wait estimates remembered until their job is dispatched; further jobs go unmeasured."""
@@ -54,19 +55,8 @@ class Observer:
                 self._dispatched(decision, held, at_s)
             case do.Queued(key, _, wait_s):
                 self._queued(key, wait_s, at_s)
-            case do.Reject(key, reason):
-                self._rejected(key, reason, held, at_s)
-            case do.Expire(key, reason):
-                self._ended(key, Kind.EXPIRED, held, at_s, reason=reason)
-            case do.Cancel(key):
-                self._ended(key, Kind.CANCELLED, held, at_s, reason=Reason.CANCELLED)
-            case do.DeadLetter(key, failures):
-                reason = failures[-1].reason if failures else None
-                self._ended(key, Kind.DEAD_LETTERED, held, at_s, reason=reason)
-                if held is not None:
-                    self._metrics.dead_lettered(lane=held.lane)
-            case do.FailStream(key):
-                self._ended(key, Kind.FAILED, held, at_s, reason=Reason.WORKER_LOST)
+            case do.Reject(key):
+                self._refused(key)
             case do.Release(key):
                 self._released(key, held, at_s)
             case do.Requeue(key, failure):
@@ -79,6 +69,22 @@ class Observer:
                 self._metrics.worker_gone(cause)
             case _:
                 pass
+
+    def closed(self, record: TerminalRecord, *, won: bool) -> None:
+        """The broker itself ended a job, and its message is gone; `won`: by this very record."""
+        lane, band, reason = record.lane, record.band, record.reason
+        key = job_key(lane, record.job)
+        self._told.pop(key, None)
+        if won and record.kind is Kind.REJECTED and reason is not None:
+            self._metrics.rejected(reason, lane=lane, band=band)
+        if won and record.kind is Kind.DEAD_LETTERED:
+            self._metrics.dead_lettered(lane=lane)
+        self._metrics.ended(record.kind if won else None, lane=lane, band=band)
+        self._log.put(Ended(record.ended_at_s, key, kind=record.kind, reason=reason))
+
+    def difference(self, kind: str) -> None:
+        """A reconcile found a difference of this kind."""
+        self._metrics.difference(kind)
 
     def malformed(self, where: str) -> None:
         """Bytes from `where` could not be read."""
@@ -112,37 +118,27 @@ class Observer:
         if len(self._told) < ESTIMATES_MAX:
             self._told.setdefault(key, (at_s, wait_s))
 
-    def _rejected(self, key: str, reason: Reason, held: Held | None, at_s: float) -> None:
+    def _refused(self, key: str) -> None:
+        """A job refused in the step that brought it was never admitted."""
         if self._arrived is not None and self._arrived.key == key:
             self._arrived = None
-        if held is not None:
-            self._metrics.rejected(reason, lane=held.lane, band=held.band)
-        self._ended(key, Kind.REJECTED, held, at_s, reason=reason)
 
     def _released(self, key: str, held: Held | None, at_s: float) -> None:
         """A record stands: written by the worker that reports it, or found."""
         if held is not None and held.stage is Stage.CLOSING:
-            return  # Its end was counted when it was decided.
+            return  # `closed` tells of it when its message is gone.
         finished = self._finished.get(key)
         if finished is None or finished.outcome is not Outcome.SETTLED:
             self._ended(key, None, held, at_s)
             return
-        self._ended(key, finished.kind, held, at_s, reason=finished.reason)
+        self._ended(key, finished, held, at_s)
         if held is not None and finished.ran and finished.ttft_s:
             ttft_s = at_s - held.enqueued_at_s - finished.run_s + finished.ttft_s
             self._metrics.first_token(max(ttft_s, 0.0), lane=held.lane, band=held.band)
 
-    def _ended(
-        self,
-        key: str,
-        kind: Kind | None,
-        held: Held | None,
-        at_s: float,
-        *,
-        reason: Reason | None = None,
-    ) -> None:
+    def _ended(self, key: str, finished: Finished | None, held: Held | None, at_s: float) -> None:
         self._told.pop(key, None)
-        finished = self._finished.get(key)
+        kind, reason = (None, None) if finished is None else (finished.kind, finished.reason)
         e2e_s = None if held is None else max(at_s - held.enqueued_at_s, 0.0)
         if held is not None:
             self._metrics.ended(
