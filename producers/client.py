@@ -1,0 +1,318 @@
+"""The asynchronous client of one lane: submit a request, hold its ticket, get its result.
+
+One subscription hears of all the client's jobs, and one task looks after all tickets, so thousands
+of jobs at once cost little more than their bodies. Closing the client ends its waits, not its jobs.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Self, Unpack
+
+from broker.bus.base import Bus, BusError, LinkDown, Message, NoResponders, Subscription, Timeout
+from broker.wire import subjects
+from broker.wire.codec import MalformedMessage, decode, decode_out, encode
+from broker.wire.ids import new_job_id, require_token
+from broker.wire.messages import (
+    CancelRequest,
+    ControlReply,
+    Job,
+    LaneOffer,
+    LaneState,
+    Reason,
+    TerminalRecord,
+)
+from producers.config import ClientConfig
+from producers.door import Door
+from producers.errors import ClientClosed, Refused, Unreachable
+from producers.request import Wish, WishFields, build_job
+from producers.ticket import Heard, Ticket
+from producers.watchdog import Watchdog, WatchdogCounts
+
+TRANSIENT = frozenset(
+    (
+        Reason.QUEUE_FULL,
+        Reason.QUOTA_EXCEEDED,
+        Reason.NO_WORKERS,
+        Reason.DRAINING,
+        Reason.LANE_PAUSED,
+    )
+)
+"""Rejections that another try may escape; all others are final."""
+
+
+@dataclass(slots=True)
+class ClientCounts:
+    """What a client heard since its start."""
+
+    submitted: int = 0
+    ended: int = 0
+    strays: int = 0
+    """Messages about jobs that nobody here waits for: second ends, late tokens."""
+    garbage: int = 0
+    """Messages that could not be read."""
+
+
+class Client:
+    """Submits jobs to one lane: `async with Client(bus, lane=...)` or `Client.connect(...)`."""
+
+    def __init__(
+        self, bus: Bus, *, lane: str, client_id: str = "", config: ClientConfig | None = None
+    ) -> None:
+        """`client_id` names where answers go; the same again hears of jobs of its past life."""
+        self.lane = require_token(lane, what="lane")
+        self.client_id = require_token(client_id or new_job_id(), what="client id")
+        self.config = config or ClientConfig()
+        self.counts = ClientCounts()
+        self._bus = bus
+        self._tickets: dict[str, Ticket] = {}
+        self._door = Door(bus, lane, self.config)
+        self._watchdog = Watchdog(bus, self._door, self._tickets, self.config, self)
+        self._stack = AsyncExitStack()
+        self._closed = True
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        url: str = "nats://127.0.0.1:4222",
+        *,
+        lane: str,
+        client_id: str = "",
+        config: ClientConfig | None = None,
+    ) -> "AsyncGenerator[Client]":
+        """Connect to NATS at `url` and open a client of `lane`. Raises Unreachable."""
+        from broker.bus.nats import NatsBus  # noqa: PLC0415 - an in-process user needs no NATS.
+
+        try:
+            bus = await NatsBus.connect(url, name=f"inferlane-client-{lane}")
+        except BusError as error:
+            message = f"no NATS server answers at {url} ({error}); start one, or name another --url"
+            raise Unreachable(message) from error
+        try:
+            async with cls(bus, lane=lane, client_id=client_id, config=config) as client:
+                yield client
+        finally:
+            await bus.close()
+
+    async def __aenter__(self) -> Self:
+        self._closed = False
+        async with AsyncExitStack() as stack:
+            out = subjects.out_of_client(self.lane, self.client_id)
+            await self._subscribe(stack, await self._bus.subscribe(out, self._on_out))
+            state = subjects.queue_state(self.lane)
+            await self._subscribe(stack, await self._bus.subscribe(state, self._on_state))
+            await self._door.load_offer()
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            stack.callback(tasks.create_task(self._watchdog.run()).cancel)
+            self._bus.on_link(self._on_link)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closed = True
+        for ticket in self._tickets.values():
+            ticket.fail(ClientClosed("the client was closed; the job goes on"))
+        self._tickets.clear()
+        # Not told of an error in the body: the task group would wrap it in a group of its own.
+        await self._stack.aclose()
+
+    # ---- for callers ----------------------------------------------------------------------------
+
+    @property
+    def offer(self) -> LaneOffer | None:
+        """What the lane offers (models, bands, largest body); None before a broker wrote it."""
+        return self._door.offer
+
+    @property
+    def open_tickets(self) -> int:
+        """Jobs that were submitted here and have not ended."""
+        return len(self._tickets)
+
+    @property
+    def watchdog_counts(self) -> WatchdogCounts:
+        """What the watchdog found and healed."""
+        return self._watchdog.counts
+
+    async def submit(
+        self,
+        body: Mapping[str, object] | bytes,
+        *,
+        queue_full_wait_s: float = 0.0,
+        **wish: Unpack[WishFields],
+    ) -> Ticket:
+        """Submit a request; returns once it is stored, which is the promise that it will end.
+
+        `wish` has the fields of `Wish`: job_id, model, band, session, deadline_s, stream, endpoint
+        and more. A job id submitted before gives that job's ticket or result, not a second run.
+        With `queue_full_wait_s` a full queue, at the door or by the broker's rejection, is waited
+        out for so long. Raises QueueFull, UnknownModel, UnknownLane, BodyTooLarge, BadRequest,
+        Unreachable.
+        """
+        wanted = Wish(**wish)
+        large = isinstance(body, bytes) and len(body) > self.config.prepare_inline_bytes_max
+        build = self._build
+        job = await asyncio.to_thread(build, body, wanted) if large else build(body, wanted)
+        return await self.submit_job(
+            job, queue_full_wait_s=queue_full_wait_s, known=bool(wanted.job_id)
+        )
+
+    async def submit_job(
+        self, job: Job, *, queue_full_wait_s: float = 0.0, known: bool = False, sequence: int = 0
+    ) -> Ticket:
+        """Submit a job that was built with `build_job`.
+
+        `known`: it may have been submitted before, so its record is looked for first; and
+        `sequence`, where given, is where its message was stored then: found there, it is not stored
+        again. Raises as `submit`.
+        """
+        if self._closed:
+            message = "the client is closed; open one with `async with`"
+            raise ClientClosed(message)
+        if (ticket := self._tickets.get(job.id)) is not None:
+            return ticket
+        ticket = self._tickets[job.id] = Ticket(job, self, self.config)
+        ticket.back_off_until_s = time.time() + queue_full_wait_s if queue_full_wait_s else 0.0
+        try:
+            if not (known and await self._resume(ticket, sequence)):
+                await self._store(ticket, queue_full_wait_s)
+        except BaseException:
+            self._tickets.pop(job.id, None)
+            raise
+        self.counts.submitted += 1
+        return ticket
+
+    async def find_record(self, job_id: str) -> TerminalRecord | None:
+        """Read the terminal record of any job of the lane; None without one. Raises Unreachable."""
+        try:
+            return await self._watchdog.find_record(job_id)
+        except BusError as error:
+            message = f"the results of lane {self.lane!r} can't be read now ({error}); try again"
+            raise Unreachable(message) from error
+
+    async def cancel_job(self, job_id: str) -> bool:
+        """Ask for a job's cancellation; say whether the broker found it. Raises Unreachable."""
+        subject = subjects.lane_control(self.lane, "cancel")
+        request = encode(CancelRequest(job=job_id))
+        try:
+            async with asyncio.timeout(self.config.cancel_s):
+                while True:
+                    with suppress(NoResponders, Timeout, LinkDown):
+                        reply = await self._bus.request(
+                            subject, request, timeout_s=self.config.lookup_s
+                        )
+                        return decode(reply.data, ControlReply).ok
+                    await asyncio.sleep(0.2)
+        except TimeoutError as error:
+            message = f"no broker took the cancellation of job {job_id}; is one running? Try again"
+            raise Unreachable(message) from error
+
+    def queue_wait_s(self, band: int, model: str) -> float | None:
+        """Expected wait in a queue of the lane; None while no broker told it."""
+        queue = self._door.queue(band, model)
+        return None if queue is None else queue.wait_s
+
+    # ---- what the watchdog found ----------------------------------------------------------------
+
+    def found_record(self, ticket: Ticket, record: TerminalRecord) -> None:
+        """Take a record that was looked up: its end was not heard."""
+        self._take_record(ticket, record, heard=False)
+
+    def found_refusal(self, ticket: Ticket, refusal: Refused) -> None:
+        """Give up a job that was lost and can't be submitted again."""
+        self._tickets.pop(ticket.job_id, None)
+        ticket.fail(refusal)
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _build(self, body: Mapping[str, object] | bytes, wish: Wish) -> Job:
+        return build_job(body, wish, lane=self.lane, client=self.client_id, offer=self.offer)
+
+    async def _subscribe(self, stack: AsyncExitStack, subscription: Subscription) -> None:
+        async def unsubscribe() -> None:
+            with suppress(BusError):
+                await subscription.unsubscribe()
+
+        stack.push_async_callback(unsubscribe)
+
+    async def _store(self, ticket: Ticket, queue_full_wait_s: float) -> None:
+        job, appended = await self._door.submit(ticket.job, queue_full_wait_s=queue_full_wait_s)
+        if ticket.record is not None or ticket.submission > job.submission:
+            return  # It ended, or was submitted again, before the stream's word came.
+        ticket.submission, ticket.sequence = job.submission, appended.sequence
+        if appended.duplicate:
+            self._watchdog.look_now(ticket)  # It may have ended long ago.
+        elif not ticket.rejected:
+            self._watchdog.heard(ticket)
+
+    async def _resume(self, ticket: Ticket, sequence: int) -> bool:
+        """Find a job of an earlier life: its record, or its message. False: it has to be stored."""
+        try:
+            record = await self._watchdog.find_record(ticket.job_id)
+            if record is not None:
+                if ticket.record is None:
+                    self._take_record(ticket, record, heard=False)
+                return True
+            ticket.sequence = sequence
+            if sequence and await self._watchdog.is_stored(ticket):
+                self._watchdog.heard(ticket)
+                return True
+        except BusError:
+            # Not known now; storing it under its first id again is safe, and the watchdog looks
+            # later.
+            ticket.sequence = 0
+            return False
+        if sequence:
+            self._watchdog.look_now(
+                ticket
+            )  # It left its stream: the record is there now, or it is lost.
+        return bool(sequence)
+
+    def _on_out(self, message: Message) -> None:
+        """Hear of a job. Never blocks."""
+        ticket = self._tickets.get(message.subject.rpartition(".")[2])
+        if ticket is None:
+            self.counts.strays += 1
+            return
+        try:
+            heard, record = ticket.hear(decode_out(message.data))
+        except MalformedMessage:
+            self.counts.garbage += 1
+            return
+        match heard:
+            case Heard.RECORD if record is not None:
+                self._take_record(ticket, record, heard=True)
+            case Heard.LOOK:
+                self._watchdog.look_now(ticket)
+            case _:
+                if ticket.sequence:
+                    self._watchdog.heard(ticket)
+
+    def _take_record(self, ticket: Ticket, record: TerminalRecord, *, heard: bool) -> None:
+        if record.reason in TRANSIENT and record.ended_at_s <= ticket.rejected_at_s:
+            return  # Said twice; it was waited out already.
+        if record.reason in TRANSIENT and ticket.may_back_off(record.retry_after_s):
+            ticket.hold_back(record)
+            floor_s, ceiling_s = self.config.retry_after_s_min, self.config.retry_after_s_max
+            self._watchdog.look_in(ticket, min(max(record.retry_after_s, floor_s), ceiling_s))
+            return
+        self._tickets.pop(ticket.job_id, None)
+        ticket.end(record, heard=heard)
+        self.counts.ended += 1
+
+    def _on_state(self, message: Message) -> None:
+        try:
+            self._door.take_state(decode(message.data, LaneState))
+        except MalformedMessage:
+            self.counts.garbage += 1
+
+    def _on_link(self, up: bool) -> None:  # noqa: FBT001 - the bus calls it so.
+        if self._closed:
+            return
+        if up:
+            self._watchdog.link_restored()
+            return
+        for ticket in self._tickets.values():
+            ticket.link_lost()

@@ -1,0 +1,162 @@
+"""A request body becomes a job: what the broker needs to know is read out of it here, once."""
+
+import time
+from collections.abc import Mapping
+from typing import TypedDict, cast
+
+import msgspec
+import orjson
+
+from broker.wire.codec import decode, encode
+from broker.wire.ids import BANDS, is_token, new_job_id
+from broker.wire.messages import BODY_BYTES_MAX, Job, LaneOffer
+from broker.wire.prefix import block_hashes, pack_hashes, seed
+from broker.wire.prompt import (
+    BYTES_PER_TOKEN,
+    output_tokens_max,
+    prompt_text,
+    prompt_tokens_estimate,
+)
+from producers.errors import BadRequest, BodyTooLarge
+
+STANDARD_BAND = 2
+
+CHAT_ENDPOINT = "/v1/chat/completions"
+
+ENDPOINTS = (CHAT_ENDPOINT, "/v1/completions", "/v1/embeddings", "/v1/responses")
+"""Paths of the OpenAI API that a job may name."""
+
+
+class WishFields(TypedDict, total=False):
+    """The fields of `Wish`, as keyword arguments of a call."""
+
+    job_id: str
+    model: str
+    band: int
+    session: str
+    adapter: str
+    deadline_s: float | None
+    stream: bool | None
+    restart_visible: bool
+    endpoint: str
+    cache_scope: str
+    request_id: str
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """How the caller wants a body to run: everything of a job that isn't in the body."""
+
+    job_id: str = ""
+    """The idempotency key; empty for a new one."""
+    model: str = ""
+    """Empty: the body's own."""
+    band: int = STANDARD_BAND
+    session: str = ""
+    adapter: str = ""
+    deadline_s: float | None = None
+    """Seconds from now after which nobody wants the answer."""
+    stream: bool | None = None
+    """None: as the body says."""
+    restart_visible: bool = False
+    endpoint: str = CHAT_ENDPOINT
+    cache_scope: str = ""
+    """Who may share the prefix cache with it: empty for the lane alone, or
+    `prefix.CLUSTER_SCOPE`."""
+    request_id: str = ""
+
+
+def build_job(
+    body: Mapping[str, object] | bytes,
+    wish: Wish,
+    *,
+    lane: str,
+    client: str,
+    offer: LaneOffer | None = None,
+) -> Job:
+    """Read a body and build its job.
+
+    Raises BadRequest or BodyTooLarge. A body of bytes goes through untouched unless the model is
+    missing in it.
+    """
+    parsed, raw = _read(body, wish.model)
+    model = _model_of(parsed, wish.model)
+    bytes_max = min(BODY_BYTES_MAX, offer.body_bytes_max) if offer else BODY_BYTES_MAX
+    if len(raw) > bytes_max:
+        message = (
+            f"the body has {len(raw)} bytes and the lane takes {bytes_max}; "
+            "shorten the prompt or send images by URL"
+        )
+        raise BodyTooLarge(message)
+    text = prompt_text(parsed)
+    hashes = block_hashes(
+        text, seed=seed(model=model, adapter=wish.adapter, scope=wish.cache_scope or lane)
+    )
+    now_s = time.time()
+    per_token = offer.bytes_per_token.get(model, BYTES_PER_TOKEN) if offer else BYTES_PER_TOKEN
+    job = Job(
+        id=wish.job_id or new_job_id(),
+        lane=lane,
+        band=wish.band,
+        model=model,
+        client=client,
+        body=raw,
+        endpoint=wish.endpoint,
+        session=wish.session,
+        adapter=wish.adapter,
+        stream=parsed.get("stream") is True if wish.stream is None else wish.stream,
+        restart_visible=wish.restart_visible,
+        submitted_at_s=now_s,
+        deadline_at_s=None if wish.deadline_s is None else now_s + wish.deadline_s,
+        prompt_tokens=prompt_tokens_estimate(text, bytes_per_token=per_token),
+        output_tokens_max=output_tokens_max(parsed),
+        blocks=pack_hashes(hashes),
+        request_id=wish.request_id,
+    )
+    return _checked(job)
+
+
+def _read(body: Mapping[str, object] | bytes, model: str) -> tuple[Mapping[str, object], bytes]:
+    """Return the body as an object and as bytes; `model` is added where the body names none."""
+    try:
+        parsed = orjson.loads(body) if isinstance(body, bytes) else body
+        if not isinstance(parsed, Mapping):
+            message = "the body is no JSON object; send an OpenAI request body"
+            raise BadRequest(message)
+        known = cast("Mapping[str, object]", parsed)
+        if model and "model" not in known:
+            known = {**known, "model": model}
+            return known, orjson.dumps(known)
+        return known, body if isinstance(body, bytes) else orjson.dumps(known)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError, TypeError) as error:
+        message = f"the body is no JSON: {error}"
+        raise BadRequest(message) from error
+
+
+def _model_of(parsed: Mapping[str, object], wanted: str) -> str:
+    named = parsed.get("model")
+    if not isinstance(named, str) or not named:
+        message = 'the body names no model; add "model": "..."'
+        raise BadRequest(message)
+    if wanted and wanted != named:
+        message = f"the body asks for model {named!r} and the call for {wanted!r}; name one"
+        raise BadRequest(message)
+    return named
+
+
+def _checked(job: Job) -> Job:
+    """Return `job` if its peers will take it. Field bounds are those of the wire."""
+    if job.band not in BANDS:
+        message = f"band {job.band} is none of {BANDS}"
+        raise BadRequest(message)
+    if not is_token(job.id):
+        message = f"job id {job.id!r} is not 1 to 64 of the characters A-Z a-z 0-9 _ -"
+        raise BadRequest(message)
+    if job.endpoint not in ENDPOINTS:
+        message = f"endpoint {job.endpoint!r} is none of {', '.join(ENDPOINTS)}"
+        raise BadRequest(message)
+    try:
+        decode(encode(msgspec.structs.replace(job, body=b"")), Job)
+    except ValueError as error:
+        message = f"the request can't be a job: {error}"
+        raise BadRequest(message) from error
+    return job
