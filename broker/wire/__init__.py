@@ -1,1 +1,1 @@
-"""The contract that broker, agents and producers share: ids, subjects, messages, codec, prefix hash."""
+"""What broker, agents and producers share: ids, subjects, messages, codec, the prefix hash."""

@@ -31,7 +31,8 @@ def encode(message: msgspec.Struct) -> bytes:
 def decode(data: bytes, kind: type[_T]) -> _T:
     """Decode and validate one message of type `kind`.
 
-    Raises MalformedMessage on anything else: truncated, wrong type, out of range, too large, garbage.
+    Raises MalformedMessage on anything else: truncated, wrong type, out of range, too large,
+    garbage.
     """
     decoder = _decoders.get(kind)
     if decoder is None:

@@ -1,7 +1,9 @@
-"""Names: what a lane, worker, client, job or model may be called, and how each becomes one subject token.
+"""Names: what a lane, worker, client, job or model may be called, and how it becomes a token.
 
-A token is `[A-Za-z0-9_-]{1,64}`: it can stand in a NATS subject, a stream or consumer name and a file name
-without quoting. Model names are free text (`meta-llama/Llama-3.1-8B`), so they are escaped into a token.
+A token is `[A-Za-z0-9_-]{1,64}`: it can stand in a NATS subject, a stream or consumer name and a
+file name
+without quoting. Model names are free text (`meta-llama/Llama-3.1-8B`), so they are escaped into a
+token.
 """
 
 import re
@@ -38,23 +40,26 @@ def require_token(name: str, *, what: str) -> str:
 
 
 def escape_model(model: str) -> str:
-    """Turn a model name into one token: letters, digits and `-` stay, every other byte becomes `_XX`.
+    """Turn a model name into one token: letters, digits, `-` stay, other bytes become `_XX`.
 
     Raises MalformedName when the name is empty or its escaped form is longer than a token.
     """
-    token = "".join(
-        char if _PLAIN.fullmatch(char) else "".join(f"_{byte:02X}" for byte in char.encode())
-        for char in model
-    )
+    try:
+        token = "".join(
+            char if _PLAIN.fullmatch(char) else "".join(f"_{byte:02X}" for byte in char.encode())
+            for char in model
+        )
+    except UnicodeEncodeError as error:
+        message = f"model {model!r} is not text"
+        raise MalformedName(message) from error
     return require_token(token, what="model (escaped)")
 
 
 def unescape_model(token: str) -> str:
     """Undo `escape_model`. Raises MalformedName on a token that no model name escapes to."""
-    raw = _ESCAPED.sub(lambda hit: chr(int(hit[1], 16)), token).encode("latin-1")
     try:
-        model = raw.decode()
-    except UnicodeDecodeError as error:
+        model = _ESCAPED.sub(lambda hit: chr(int(hit[1], 16)), token).encode("latin-1").decode()
+    except UnicodeError as error:
         message = f"{token!r} is not an escaped model name"
         raise MalformedName(message) from error
     if escape_model(model) != token:

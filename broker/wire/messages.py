@@ -20,7 +20,8 @@ ShortText = Annotated[str, Meta(max_length=256)]
 LongText = Annotated[str, Meta(max_length=4096)]
 
 BODY_BYTES_MAX = 7_900_000
-"""Largest request or response body: the server's 8 MB `max_payload`, less room for the record around it."""
+"""Largest request or response body: the server's 8 MB `max_payload`, less room for the record
+around it."""
 
 
 class Kind(StrEnum):
@@ -65,7 +66,7 @@ class Record(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Attempt(Struct, frozen=True, array_like=True, order=True):
-    """Which run of a job: the leader's epoch, then a number that never repeats within it. Later is greater."""
+    """Which run of a job: the leader's epoch, then a number unique in it. Later is greater."""
 
     epoch: Count
     number: Count
@@ -162,7 +163,8 @@ class JobAttempts(Record, frozen=True, kw_only=True):
     failures: tuple[Failure, ...] = ()
 
 
-# ---- to a worker, on work.<worker>; each is answered with a WorkReply -------------------------------
+# ---- to a worker, on work.<worker>; each is answered with a WorkReply
+# -------------------------------
 
 
 class Dispatch(Record, frozen=True, kw_only=True, tag="dispatch"):
@@ -223,7 +225,8 @@ class Answer(StrEnum):
     STALE_EPOCH = "stale_epoch"
     DRAINING = "draining"
     UNKNOWN = "unknown"
-    """An abort for something that doesn't run here; a dispatch that can't be read or served here."""
+    """An abort for something that doesn't run here; a dispatch that can't be read or served
+    here."""
 
 
 class WorkReply(Record, frozen=True, kw_only=True):
@@ -236,13 +239,14 @@ class WorkReply(Record, frozen=True, kw_only=True):
 
 
 class Inventory(Record, frozen=True, kw_only=True):
-    """Broadcast by a broker: adopt my epoch, and send a full heartbeat now. `worker` narrows it to one."""
+    """Broadcast by a broker: adopt my epoch, send a full heartbeat now. `worker`: only that one."""
 
     epoch: Count
     worker: ShortText = ""
 
 
-# ---- from a worker ----------------------------------------------------------------------------------
+# ---- from a worker
+# ----------------------------------------------------------------------------------
 
 
 class InFlight(Struct, frozen=True, array_like=True):
@@ -311,7 +315,8 @@ class Load(Struct, frozen=True, array_like=True):
 class CacheSummary(Record, frozen=True, kw_only=True):
     """What changed in a worker's prefix cache since report `sequence` - 1 of this incarnation.
 
-    A full summary replaces all earlier ones. A gap in `sequence` makes the broker ask for a full one.
+    A full summary replaces all earlier ones. A gap in `sequence` makes the broker ask for a full
+    one.
     """
 
     sequence: Count
@@ -326,7 +331,8 @@ class Heartbeat(Record, frozen=True, kw_only=True):
 
     worker: Token
     incarnation: Count
-    """Unix milliseconds of the agent's start; a greater one is a new life, and all it ran before is gone."""
+    """Unix milliseconds of the agent's start; a greater one is a new life, and all it ran before is
+    gone."""
     sequence: Count
     epoch: Count
     echo: Count
@@ -344,6 +350,8 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     engine_incarnation: Count = 0
     """Rises when the engine restarts under the same agent: its cache is empty then."""
     version: ShortText = ""
+    notice: ShortText = ""
+    """What keeps it from ending jobs, for people: a full results stream, acks that are not confirmed."""
 
 
 class FirstToken(Record, frozen=True, kw_only=True, tag="first_token"):
@@ -368,7 +376,8 @@ class AttemptEnded(Record, frozen=True, kw_only=True, tag="ended"):
 WorkerNote = FirstToken | AttemptEnded
 
 
-# ---- to a client, on out.<lane>.<client>.<job> ------------------------------------------------------
+# ---- to a client, on out.<lane>.<client>.<job>
+# ------------------------------------------------------
 
 
 class Queued(Record, frozen=True, kw_only=True, tag="queued"):
@@ -388,7 +397,7 @@ class Started(Record, frozen=True, kw_only=True, tag="started"):
 
 
 class Tokens(Record, frozen=True, kw_only=True, tag="tokens"):
-    """Some of the answer, as the engine streamed it. (attempt, index) says where it belongs; index from 0."""
+    """Some of the answer, as streamed; (attempt, index) says where it belongs, index from 0."""
 
     job: Token
     attempt: Attempt
@@ -413,13 +422,15 @@ class StoredEnd(Record, frozen=True, kw_only=True, tag="stored"):
 OutEvent = Queued | Started | Tokens | End | StoredEnd
 
 
-# ---- leadership, queue state and control ------------------------------------------------------------------------
+# ---- leadership, queue state and control
+# ------------------------------------------------------------------------
 
 
 class Leader(Record, frozen=True, kw_only=True):
     """Value of the leader key. The epoch is the revision at which the key was created.
 
-    `epoch` 0 means that this very revision created it; renewals, which raise the revision, carry the number.
+    `epoch` 0 means that this very revision created it; renewals, which raise the revision, carry
+    the number.
     """
 
     broker: Token
@@ -449,7 +460,8 @@ class LaneState(Record, frozen=True, kw_only=True):
 class CancelRequest(Record, frozen=True, kw_only=True):
     """Ask for a job's cancellation, wherever it is.
 
-    `stream` and `stream_sequence` (from the publish acknowledgement) find a job that the broker has not
+    `stream` and `stream_sequence` (from the publish acknowledgement) find a job that the broker has
+    not
     pulled yet; without them only held and running jobs can be cancelled.
     """
 
@@ -480,7 +492,7 @@ class WhyRequest(Record, frozen=True, kw_only=True):
 
 
 class LaneOffer(Record, frozen=True, kw_only=True):
-    """What CONFIG publishes of a lane: clients read it to tell an unknown model from a stream election."""
+    """What CONFIG says of a lane, so that clients can tell an unknown model from an election."""
 
     lane: Token
     models: tuple[Model, ...]

@@ -1,9 +1,11 @@
 """The one prefix hash: canonical prompt text, cut into blocks, chained.
 
-Equal hash = equal whole prefix, so a block hash names everything before it too. The producer library
+Equal hash = equal whole prefix, so a block hash names everything before it too. The producer
+library
 computes the hashes; the broker and the agents only compare them. Blocks are bytes, not tokens: no
 tokenizer is needed outside the engine, and how many bytes make a token is learned per model.
-Chaining follows vLLM's prefix caching (hash of parent, then content); xxh3 is not cryptographic, so the
+Chaining follows vLLM's prefix caching (hash of parent, then content); xxh3 is not cryptographic, so
+the
 seed carries a scope that keeps one lane from probing another lane's cache.
 """
 
@@ -14,7 +16,8 @@ from collections.abc import Iterable, Sequence
 import xxhash
 
 BLOCK_BYTES = 256
-"""Bytes of canonical text in a block: about 64 tokens of English, the block size vLLM users pick for routing."""
+"""Bytes of canonical text in a block: about 64 tokens of English, the block size vLLM users pick
+for routing."""
 
 BLOCKS_MAX = 8192
 """Longest prefix that is hashed (2 MiB of text); what follows it adds nothing to routing."""
@@ -34,7 +37,8 @@ def seed(*, model: str, adapter: str = "", scope: str) -> int:
 def block_hashes(text: bytes, *, seed: int) -> list[int]:
     """Hash each whole block of `text` together with all before it.
 
-    Returns one 64-bit int per full block of BLOCK_BYTES, at most BLOCKS_MAX; a last partial block has none.
+    Returns one 64-bit int per full block of BLOCK_BYTES, at most BLOCKS_MAX; a last partial block
+    has none.
     """
     blocks = min(len(text) // BLOCK_BYTES, BLOCKS_MAX)
     view = memoryview(text)
@@ -51,8 +55,10 @@ def block_hashes(text: bytes, *, seed: int) -> list[int]:
 def canonical_text(messages: Iterable[tuple[str, Sequence[bytes]]], *, tools: bytes = b"") -> bytes:
     """Lay out a prompt so that equal prefixes of the conversation are equal prefixes of bytes.
 
-    `messages` are (role, content parts) in order; a part that isn't text is given by its digest. Tools come
-    first, as chat templates put them. Lengths are not written before contents: a longer last message
+    `messages` are (role, content parts) in order; a part that isn't text is given by its digest.
+    Tools come
+    first, as chat templates put them. Lengths are not written before contents: a longer last
+    message
     must not change the bytes of its own beginning.
     """
     pieces = [b"\x01tools\x02", tools] if tools else []

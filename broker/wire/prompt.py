@@ -11,10 +11,12 @@ from broker.wire.prefix import canonical_text
 Body = Mapping[str, object]
 
 BYTES_PER_TOKEN = 4.0
-"""Starting guess for English text and common tokenizers; learned per model from `usage` afterwards."""
+"""Starting guess for English text and common tokenizers; learned per model from `usage`
+afterwards."""
 
 OUTPUT_TOKENS_DEFAULT = 256
-"""Assumed longest answer of a request that names none: near the mean of public chat traces (Azure 2023: 211)."""
+"""Assumed longest answer of a request that names none: near the mean of public chat traces (Azure
+2023: 211)."""
 
 
 def prompt_text(body: Body) -> bytes:
@@ -32,7 +34,7 @@ def prompt_text(body: Body) -> bytes:
 
 
 def output_tokens_max(body: Body) -> int:
-    """Most tokens the body lets the engine answer with; OUTPUT_TOKENS_DEFAULT when it names no limit."""
+    """Most tokens the body allows in the answer; OUTPUT_TOKENS_DEFAULT when it names no limit."""
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         value = body.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -50,7 +52,7 @@ def _chat(messages: list[object]) -> Iterator[tuple[str, list[bytes]]]:
         if isinstance(message, dict):
             record = cast("dict[str, object]", message)
             content = record.get("content")
-            parts = cast("list[object]", content if isinstance(content, list) else [content])
+            parts = cast("list[object]", content) if isinstance(content, list) else [content]
             extra = [_part(record["tool_calls"])] if record.get("tool_calls") else []
             yield str(record.get("role", "")), [_part(part) for part in parts] + extra
 

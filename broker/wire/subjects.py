@@ -1,4 +1,4 @@
-"""Every subject, stream, consumer and bucket name of the system: built here, parsed here, nowhere else."""
+"""Every subject, stream, consumer and bucket name: built here, parsed here, nowhere else."""
 
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ def parse_jobs(subject: str) -> JobAddress:
 
 
 def jobs_stream(lane: str, band: int) -> str:
-    """Name the stream that holds a lane's jobs of this band: batch has its own, so it can't fill the door."""
+    """Name the stream of a lane's jobs; batch has its own, so that it can't fill the door."""
     return f"BATCH_{lane}" if band == BATCH_BAND else f"JOBS_{lane}"
 
 
@@ -122,3 +122,8 @@ def lane_control(lane: str, verb: str) -> str:
 def cluster_control(verb: str) -> str:
     """Subject of an operator's request: `workers`, `lanes`, `drain`, `reconcile`."""
     return f"ctl.cluster.{verb}"
+
+
+def lane_offer_key(lane: str) -> str:
+    """Key of a lane's offer in the CONFIG bucket."""
+    return f"lane.{lane}"
