@@ -1,0 +1,134 @@
+"""Who leads: one key, created to win, renewed by revision, with a life of its own.
+
+Safety rests on time only for liveness: what an old leader may still do is fenced by the epoch at
+the agents and by
+compare-and-set at the records. Stepping down at 0.8 T keeps two leaders from dispatching at once in
+practice.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from broker.bus.base import Bus, BusError, LinkDown, NotFound, Timeout, WrongSequence
+from broker.wire.codec import MalformedMessage, decode, encode
+from broker.wire.messages import Leader
+from broker.wire.subjects import LEADER_BUCKET, LEADER_KEY
+
+RENEW_SHARE = 1 / 3
+"""Renew each T/3: two tries may fail before the key is lost."""
+
+STEP_DOWN_SHARE = 0.8
+"""Stop leading after 0.8 T without a successful renewal: before the server frees the key."""
+
+POLL_S_MAX = 0.25
+"""How often a candidate looks whether the key is free; a lone broker serves within T + 1 s of a
+crash."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One leadership."""
+
+    epoch: int
+
+
+async def leader_now(bus: Bus) -> tuple[Leader, int] | None:
+    """Read who leads and its epoch; None when nobody does. Raises Timeout, LinkDown."""
+    try:
+        entry = await bus.kv_get(LEADER_BUCKET, LEADER_KEY)
+    except NotFound:
+        return None
+    try:
+        leader = decode(entry.value, Leader)
+    except MalformedMessage:
+        return None
+    return leader, leader.epoch or entry.revision
+
+
+class Election:
+    """Wins, keeps and gives up the leader key."""
+
+    def __init__(self, bus: Bus, *, broker: str, ttl_s: float, now: Callable[[], float]) -> None:
+        """Stand for election as `broker`, with a key that lives `ttl_s` (T) unrenewed."""
+        self._bus = bus
+        self._broker = broker
+        self._ttl_s = ttl_s
+        self._now = now
+        self._revision = 0
+
+    async def win(self) -> Term:
+        """Wait until the key is ours."""
+        while True:
+            try:
+                revision = await self._bus.kv_create(
+                    LEADER_BUCKET,
+                    LEADER_KEY,
+                    encode(Leader(broker=self._broker)),
+                    ttl_s=self._ttl_s,
+                )
+            except WrongSequence:
+                await asyncio.sleep(min(POLL_S_MAX, self._ttl_s / 10))
+            except BusError as error:
+                _log.warning("election.bus_unavailable", error=str(error))
+                await asyncio.sleep(POLL_S_MAX)
+            else:
+                self._revision = revision
+                _log.info("election.won", epoch=revision)
+                return Term(epoch=revision)
+
+    async def keep(self, term: Term) -> None:
+        """Renew the key; return when leadership is lost (or may be, at 0.8 T without a renewal)."""
+        renewed_at_s = self._now()
+        value = encode(Leader(broker=self._broker, epoch=term.epoch))
+        while True:
+            started_at_s = self._now()
+            left_s = renewed_at_s + STEP_DOWN_SHARE * self._ttl_s - started_at_s
+            if left_s <= 0:
+                _log.warning("election.stepping_down", epoch=term.epoch, cause="no renewal in time")
+                return
+            try:
+                async with asyncio.timeout(left_s):
+                    self._revision = await self._bus.kv_update(
+                        LEADER_BUCKET,
+                        LEADER_KEY,
+                        value,
+                        revision=self._revision,
+                        ttl_s=self._ttl_s,
+                    )
+            except WrongSequence:
+                if not await self._still_ours(term):
+                    _log.warning("election.lost", epoch=term.epoch, cause="another revision stands")
+                    return
+            except (LinkDown, Timeout, TimeoutError) as error:
+                _log.warning("election.renewal_failed", epoch=term.epoch, error=str(error))
+            except BusError as error:
+                _log.warning("election.renewal_failed", epoch=term.epoch, error=str(error))
+            else:
+                renewed_at_s = started_at_s
+            await asyncio.sleep(min(self._ttl_s * RENEW_SHARE, max(left_s / 4, 0.01)))
+
+    async def resign(self) -> None:
+        """Free the key at once, so that a successor needn't wait for it to run out."""
+        try:
+            await self._bus.kv_delete(LEADER_BUCKET, LEADER_KEY, revision=self._revision)
+        except BusError as error:
+            _log.warning("election.resign_failed", error=str(error))
+
+    async def _still_ours(self, term: Term) -> bool:
+        """Look whether a renewal of ours was stored though its answer was lost."""
+        try:
+            entry = await self._bus.kv_get(LEADER_BUCKET, LEADER_KEY)
+            leader = decode(entry.value, Leader)
+        except (NotFound, MalformedMessage):
+            return False
+        except BusError:
+            return True
+        if leader.broker != self._broker or leader.epoch != term.epoch:
+            return False
+        self._revision = entry.revision
+        return True

@@ -1,0 +1,79 @@
+"""Who is out there: standbys hear heartbeats too, so that a takeover knows the fleet."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from broker.bus.base import Bus, Message
+from broker.wire import subjects
+from broker.wire.codec import MalformedMessage, decode, decode_note
+from broker.wire.messages import Heartbeat, WorkerNote
+
+WORKERS_MAX = 10_000
+"""Workers remembered; a further one takes the place of the one silent for longest."""
+
+
+class Listener(Protocol):
+    """Whoever leads."""
+
+    def heartbeat(self, heartbeat: Heartbeat) -> None:
+        """A worker's word of each second."""
+        ...
+
+    def note(self, note: WorkerNote) -> None:
+        """A worker's word of this moment."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The last word of a worker."""
+
+    at_s: float
+    heartbeat: Heartbeat
+
+
+class Fleet:
+    """Last word of each worker, and a tap for whoever leads."""
+
+    def __init__(self, *, now: Callable[[], float], malformed: Callable[[str], None]) -> None:
+        """Know nobody yet."""
+        self._now = now
+        self._malformed = malformed
+        self._heard: dict[str, Heard] = {}
+        self.listening_since_s = now()
+        self.listener: Listener | None = None
+
+    async def listen(self, bus: Bus) -> None:
+        """Subscribe once, for the life of the process."""
+        await bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat)
+        await bus.subscribe(subjects.WORKER_NOTES, self._on_note)
+        self.listening_since_s = self._now()
+
+    def live(self, *, within_s: float) -> list[Heartbeat]:
+        """Return the last word of each worker heard of within `within_s`."""
+        oldest_s = self._now() - within_s
+        return [heard.heartbeat for heard in self._heard.values() if heard.at_s >= oldest_s]
+
+    def _on_heartbeat(self, message: Message) -> None:
+        try:
+            heartbeat = decode(message.data, Heartbeat)
+        except MalformedMessage:
+            self._malformed("heartbeat")
+            return
+        self._heard.pop(heartbeat.worker, None)
+        if len(self._heard) >= WORKERS_MAX:
+            del self._heard[next(iter(self._heard))]
+        self._heard[heartbeat.worker] = Heard(self._now(), heartbeat)
+        if self.listener is not None:
+            self.listener.heartbeat(heartbeat)
+
+    def _on_note(self, message: Message) -> None:
+        if self.listener is None:
+            return
+        try:
+            note = decode_note(message.data)
+        except MalformedMessage:
+            self._malformed("note")
+            return
+        self.listener.note(note)

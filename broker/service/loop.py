@@ -1,0 +1,305 @@
+"""The one loop: all that happens becomes an event, in order; every decision is carried out.
+
+Nothing else touches the mind. Work is done in slices of under a millisecond, so that heartbeats,
+renewals and
+the status page stay prompt whatever arrives.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from broker.core import decisions as do
+from broker.core.events import AttemptEnded, Event, FirstTokenSeen, Tick, WorkerReported
+from broker.core.scheduler import Scheduler
+from broker.service.attempts import AttemptBook
+from broker.service.endings import Endings
+from broker.service.held import Held, Shelf, Stage
+from broker.service.outbox import Outbox
+from broker.wire import messages as wire
+from broker.wire import subjects
+from broker.wire.codec import encode
+from broker.wire.ids import split_job_key
+from broker.wire.messages import (
+    Heartbeat,
+    InFlight,
+    Inventory,
+    Kind,
+    Queued,
+    Reason,
+    TerminalRecord,
+    WorkerNote,
+)
+
+_log = structlog.get_logger(__name__)
+
+SLICE_S = 0.0008
+"""Longest run of the loop without giving way."""
+
+TICK_S = 0.05
+"""How often time itself is an event: deadlines and back-offs are this exact."""
+
+INBOX_MAX = 200_000
+"""Events waiting; beyond this heartbeats and notes are dropped (the next heartbeat repeats
+them)."""
+
+
+class Observer(Protocol):
+    """Hears of all that is decided: metrics and the decision log."""
+
+    def heard(self, event: Event) -> None:
+        """An event is about to be handled."""
+        ...
+
+    def decided(self, decision: do.Decision, held: Held | None, *, at_s: float) -> None:
+        """A decision is about to be carried out."""
+        ...
+
+    def malformed(self, where: str) -> None:
+        """Bytes from `where` could not be read."""
+        ...
+
+    def difference(self, kind: str) -> None:
+        """Reconcile found and repaired a difference."""
+        ...
+
+    def closed(self, record: TerminalRecord, *, won: bool) -> None:
+        """A job that the broker itself ended is gone from its stream."""
+        ...
+
+    def loop_error(self, where: str) -> None:
+        """A surprise was survived at a loop's edge."""
+        ...
+
+    def lag(self, seconds: float) -> None:
+        """How late the loop's tick came."""
+        ...
+
+
+class Loop:
+    """Drives the mind."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        shelf: Shelf,
+        *,
+        observer: Observer,
+        book: AttemptBook,
+        now: Callable[[], float],
+    ) -> None:
+        """Make the loop; `connect` gives it its hands before it runs."""
+        self.scheduler = scheduler
+        self._shelf = shelf
+        self._observer = observer
+        self._book = book
+        self._now = now
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = asyncio.Event()
+        self._outbox: Outbox | None = None
+        self._endings: Endings | None = None
+        self._epoch = 0
+        self.dropped = 0
+
+    def connect(self, outbox: Outbox, endings: Endings, *, epoch: int) -> None:
+        """Give the loop what it needs to act in this epoch."""
+        self._outbox = outbox
+        self._endings = endings
+        self._epoch = epoch
+
+    # ---- what comes in ----
+
+    def tell(self, event: Event) -> None:
+        """Queue an event."""
+        self.call(partial(self._step, event))
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Queue a piece of work that may tell events; it must be short."""
+        self._inbox.append(work)
+        self._wake.set()
+
+    def heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Queue a heartbeat."""
+        self._offer(partial(self._heartbeat, heartbeat))
+
+    def note(self, note: WorkerNote) -> None:
+        """Queue what a worker says between heartbeats."""
+        match note:
+            case wire.FirstToken():
+                event = FirstTokenSeen(self._now(), note)
+            case wire.AttemptEnded():
+                event = AttemptEnded(self._now(), note.worker, note.incarnation, note.finished)
+        self._offer(partial(self._step, event))
+
+    @property
+    def backlog(self) -> int:
+        """Count events waiting."""
+        return len(self._inbox)
+
+    async def run(self) -> None:
+        """Handle events until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._tick())
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._inbox:
+                    self._slice()
+                    await asyncio.sleep(0)
+
+    def _slice(self) -> None:
+        end_s = time.perf_counter() + SLICE_S
+        inbox = self._inbox
+        while inbox:
+            self._handle(inbox.popleft())
+            if time.perf_counter() >= end_s:
+                return
+
+    def _handle(self, work: Callable[[], None]) -> None:
+        """Do one piece of work; a surprise is logged, counted and survived."""
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - the edge of the loop, which must live on
+            _log.exception("loop.surprise")
+            self._observer.loop_error("loop")
+
+    def _offer(self, work: Callable[[], None]) -> None:
+        if len(self._inbox) >= INBOX_MAX:
+            self.dropped += 1
+            return
+        self.call(work)
+
+    async def _tick(self) -> None:
+        clock = asyncio.get_running_loop()
+        due_s = clock.time() + TICK_S
+        while True:
+            await asyncio.sleep(max(0.0, due_s - clock.time()))
+            self._observer.lag(max(0.0, clock.time() - due_s))
+            due_s = max(due_s, clock.time()) + TICK_S
+            self.tell(Tick(self._now()))
+
+    # ---- events ----
+
+    def _step(self, event: Event) -> list[do.Decision]:
+        self._observer.heard(event)
+        decisions = self.scheduler.step(event)
+        for decision in decisions:
+            self._carry(decision, event.at_s)
+        return decisions
+
+    def _heartbeat(self, heartbeat: Heartbeat) -> None:
+        decisions = self._step(WorkerReported(self._now(), heartbeat))
+        adopted = {
+            decision.key
+            for decision in decisions
+            if isinstance(decision, do.Difference)
+            and decision.kind is do.DifferenceKind.RUNS_UNLEASED
+        }
+        for entry in heartbeat.inflight if adopted else ():
+            if entry.key in adopted:
+                self._adopt(entry)
+
+    def _adopt(self, entry: InFlight) -> None:
+        """Hold a job that runs already, so that it can be found again if its worker dies."""
+        held = self._shelf.get(entry.key)
+        if held is not None:
+            held.stage = Stage.RUNNING
+            self._shelf.drop_body(held)
+            return
+        lane, job_id = split_job_key(entry.key)
+        self._shelf.put(
+            Held(
+                key=entry.key,
+                lane=lane,
+                band=entry.band,
+                model=entry.model,
+                job_id=job_id,
+                client=entry.client,
+                stream=subjects.jobs_stream(lane, entry.band),
+                subject=subjects.jobs(lane, entry.band, entry.model),
+                sequence=entry.stream_sequence,
+                ack_subject=entry.ack_subject,
+                enqueued_at_s=entry.enqueued_at_s,
+                stage=Stage.RUNNING,
+                renewed_at_s=self._now(),
+            ),
+            None,
+        )
+
+    # ---- decisions ----
+
+    def _carry(self, decision: do.Decision, at_s: float) -> None:
+        outbox, endings = self._outbox, self._endings
+        assert outbox is not None, "connect() comes before run()"
+        assert endings is not None, "connect() comes before run()"
+        key = getattr(decision, "key", "")
+        held = self._shelf.get(key) if key else None
+        self._observer.decided(decision, held, at_s=at_s)
+        match decision:
+            case do.Dispatch():
+                outbox.dispatch(decision)
+            case do.Abort():
+                outbox.abort(decision)
+            case do.Probe():
+                outbox.probe(decision)
+            case do.DrainOrder():
+                outbox.drain(decision)
+            case do.Resync(worker):
+                outbox.mail(subjects.INVENTORY, encode(Inventory(epoch=self._epoch, worker=worker)))
+            case do.Requeue():
+                self._requeued(decision, held)
+            case do.Queued(_, position, wait_s) if held is not None:
+                outbox.receipt(held, Queued(job=held.job_id, position=position, wait_s=wait_s))
+            case do.Release():
+                self._released(decision.key, held, endings)
+            case _ if held is not None:
+                _end(decision, held, endings)
+            case _:
+                pass
+
+    def _requeued(self, decision: do.Requeue, held: Held | None) -> None:
+        if decision.failure is not None:
+            self._book.add(decision.key, decision.failure)
+        if held is not None and held.stage is not Stage.CLOSING:
+            held.stage = Stage.WAITING
+
+    def _released(self, key: str, held: Held | None, endings: Endings) -> None:
+        self._book.forget(key)
+        if held is not None:
+            endings.released(held)
+
+
+def _end(decision: do.Decision, held: Held, endings: Endings) -> None:
+    """Carry out a decision that ends a held job."""
+    match decision:
+        case do.Reject(_, reason, row, used, limit, retry_after_s):
+            over = f" Row {row}: {used:g} of {limit:g} used." if row else ""
+            endings.end(
+                held,
+                Kind.REJECTED,
+                reason=reason,
+                detail=over,
+                row=row,
+                retry_after_s=retry_after_s,
+            )
+        case do.Expire(_, reason):
+            endings.end(held, Kind.EXPIRED, reason=reason)
+        case do.Cancel():
+            endings.end(held, Kind.CANCELLED, reason=Reason.CANCELLED)
+        case do.DeadLetter(_, failures):
+            endings.end(
+                held,
+                Kind.DEAD_LETTERED,
+                reason=failures[-1].reason if failures else Reason.WORKER_LOST,
+                detail=f" Failed {len(failures)} times; see `inferlane dlq show`.",
+                failures=failures,
+            )
+        case do.FailStream(_, failures):
+            endings.end(held, Kind.FAILED, reason=Reason.WORKER_LOST, failures=failures)
+        case _:
+            pass

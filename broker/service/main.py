@@ -1,0 +1,115 @@
+"""The broker process: connect, declare the topology, stand for election, lead, stop cleanly."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import orjson
+import structlog
+import uvloop
+
+from broker.bus import nats as nats_bus
+from broker.bus import topology
+from broker.bus.base import Bus
+from broker.service.clock import WallClock
+from broker.service.config import Config, load
+from broker.service.election import Election
+from broker.service.fleet import Fleet
+from broker.service.leadership import Leadership
+from broker.service.observe import Observation
+from broker.service.offer import publish_offers
+from broker.service.queues import topology_of
+
+_log = structlog.get_logger(__name__)
+
+
+class Broker:
+    """A broker: a standby until it wins, a leader while it holds the key."""
+
+    def __init__(self, bus: Bus, config: Config) -> None:
+        """Make a broker on a connected bus."""
+        self._bus = bus
+        self._config = config
+        self._now = WallClock()
+        self.observation = Observation(config, now=self._now)
+        self.fleet = Fleet(now=self._now, malformed=self.observation.malformed)
+        self.election = Election(
+            bus,
+            broker=config.broker.name,
+            ttl_s=config.broker.leader_ttl_s,
+            now=self._now,
+        )
+        self.leadership: Leadership | None = None
+        bus.on_link(self._link_changed)
+
+    async def run(self) -> None:
+        """Serve until cancelled. A graceful stop hands over at once."""
+        await topology.apply(self._bus, topology_of(self._config))
+        await publish_offers(self._bus, self._config)
+        await self.fleet.listen(self._bus)
+        while True:
+            term = await self.election.win()
+            self.leadership = Leadership(
+                self._bus,
+                self.fleet,
+                self._config,
+                term,
+                observer=self.observation,
+                now=self._now,
+            )
+            self.observation.leads(self.leadership)
+            try:
+                await self.leadership.run(self.election)
+            except asyncio.CancelledError:
+                await asyncio.shield(self.election.resign())
+                raise
+            finally:
+                self.leadership = None
+                self.observation.stands_by()
+
+    def _link_changed(self, up: bool) -> None:  # noqa: FBT001 - the bus calls it so
+        if self.leadership is not None:
+            self.leadership.link_changed(up=up)
+
+
+async def serve(config: Config) -> None:
+    """Run a broker until SIGTERM or SIGINT."""
+    bus = await nats_bus.connect(
+        config.nats.url,
+        name=config.broker.name,
+        user=config.nats.user,
+        password=config.nats.password,
+        creds_file=config.nats.creds_file,
+    )
+    broker = Broker(bus, config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
+    try:
+        async with broker.observation.running() as address:
+            _say_ready(config, address)
+            async with asyncio.TaskGroup() as group:
+                work = group.create_task(broker.run())
+                await stop.wait()
+                work.cancel()
+    finally:
+        await bus.close()
+
+
+def _say_ready(config: Config, address: str) -> None:
+    """Tell a launcher, on standard output, that the broker is up and where its page is."""
+    line = orjson.dumps({"event": "ready", "broker": config.broker.name, "http": address})
+    sys.stdout.write(line.decode() + "\n")
+    sys.stdout.flush()
+
+
+def run(path: Path | None, config: Config | None = None) -> None:
+    """Run the broker with a configuration file, or a configuration made by the caller."""
+    chosen = config if config is not None else load(path) if path is not None else Config()
+    uvloop.run(serve(chosen))
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

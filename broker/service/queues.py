@@ -1,0 +1,45 @@
+"""Which queues a configuration has, how deep each is pulled, and the topology behind them."""
+
+from broker.core.policy import LanePolicy, Policy, QuotaRow
+from broker.service.config import Config
+from broker.wire.ids import BATCH_BAND
+from broker.wire.subjects import JobAddress
+
+
+def models_of(policy: Policy, lane: LanePolicy) -> tuple[str, ...]:
+    """Models a lane may use: its own list, or all."""
+    return lane.models or policy.models
+
+
+def queue_addresses(policy: Policy) -> tuple[JobAddress, ...]:
+    """Every queue (lane, band, model), most urgent band first."""
+    found = [
+        JobAddress(lane.name, band, model)
+        for lane in policy.lanes
+        for band in lane.bands
+        for model in models_of(policy, lane)
+    ]
+    return tuple(sorted(found, key=lambda at: (at.band, at.lane, at.model)))
+
+
+def window_of(config: Config, address: JobAddress) -> int:
+    """How many jobs of a queue are pulled and not yet dispatched, at most.
+
+    Online queues are pulled one deeper than their bound, so that every job is seen and one too many
+    is refused
+    at once; batch waits in its stream.
+    """
+    ceiling = config.streams.ack_pending_jobs_max // 2
+    if address.band == BATCH_BAND:
+        return min(config.broker.window_batch_jobs, ceiling)
+    bounds = [row.queued_jobs_max for row in config.policy.quotas if _matches(row, address)]
+    deepest = max((bound + 1 for bound in bounds if bound is not None), default=0)
+    return min(max(config.broker.window_online_jobs, deepest), ceiling)
+
+
+def _matches(row: QuotaRow, address: JobAddress) -> bool:
+    return (
+        row.model in (None, address.model)
+        and row.lane in (None, address.lane)
+        and row.band in (None, address.band)
+    )

@@ -1,0 +1,101 @@
+"""The start procedure, first or takeover: announce, reset, collect inventories, adopt, pull.
+
+Without the reset, newer jobs come first and those a dead leader held hide for the ack-wait; with a
+paused leader's
+pull outstanding, a reset would feed *it*, so the consumer is made anew under the same name then.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from broker.bus import topology
+from broker.bus.base import Bus, BusError, NotFound
+from broker.service.fleet import Fleet
+from broker.wire import subjects
+from broker.wire.codec import encode
+from broker.wire.messages import Inventory
+from broker.wire.subjects import JobAddress
+
+ANNOUNCE_S = 0.25
+"""Between two announcements while some known worker has not answered."""
+
+HEARTBEATS_HEARD = 1.5
+"""Heartbeat intervals after which a listener has heard of every worker that can speak."""
+
+RETRY_S = 0.2
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMark:
+    """A queue as the last leader left it."""
+
+    address: JobAddress
+    delivered_sequence: int
+    """High-water mark: messages up to here may have been held or running."""
+    ack_pending: int
+    recreated: bool
+
+
+async def reset_queues(bus: Bus, queues: Iterable[JobAddress]) -> list[QueueMark]:
+    """Make every queue deliver its un-acknowledged messages again, oldest first, to us alone."""
+    return [await _until_answered(lambda at=address: _reset(bus, at)) for address in queues]
+
+
+async def _until_answered(step: Callable[[], Awaitable[QueueMark]]) -> QueueMark:
+    while True:
+        try:
+            return await step()
+        except BusError as error:
+            _log.warning("recovery.retry", error=str(error))
+        await asyncio.sleep(RETRY_S)
+
+
+async def _reset(bus: Bus, address: JobAddress) -> QueueMark:
+    stream = subjects.jobs_stream(address.lane, address.band)
+    consumer = subjects.job_consumer(address.band, address.model)
+    try:
+        state = await bus.consumer_state(stream, consumer)
+    except NotFound:
+        await topology.ensure_queue(bus, address.lane, address.band, address.model)
+        return QueueMark(address, 0, 0, recreated=True)
+    recreate = state.waiting > 0
+    if recreate:
+        spec = topology.consumer_spec(address.lane, address.band, address.model)
+        await bus.ensure_consumer(spec, recreate=True)
+    elif state.ack_pending:
+        await bus.reset_consumer(stream, consumer)
+    return QueueMark(address, state.delivered_sequence, state.ack_pending, recreate)
+
+
+async def collect_inventories(
+    bus: Bus,
+    fleet: Fleet,
+    *,
+    epoch: int,
+    heartbeat_s: float,
+    lease_s: float,
+    now: Callable[[], float],
+) -> list[str]:
+    """Announce the epoch until every known-live worker has answered with it, or a lease has passed.
+
+    Returns the names of workers that did not answer; their leases can't be adopted, and what they
+    run is
+    fenced by epoch and by compare-and-set.
+    """
+    give_up_at_s = now() + lease_s
+    heard_at_s = fleet.listening_since_s + HEARTBEATS_HEARD * heartbeat_s
+    while True:
+        try:
+            await bus.publish(subjects.INVENTORY, encode(Inventory(epoch=epoch)))
+        except BusError as error:
+            _log.warning("recovery.announce_failed", error=str(error))
+        await asyncio.sleep(min(ANNOUNCE_S, heartbeat_s / 4))
+        live = fleet.live(within_s=lease_s)
+        silent = sorted(word.worker for word in live if word.epoch != epoch)
+        if now() >= give_up_at_s or (not silent and now() >= heard_at_s):
+            return silent

@@ -1,0 +1,180 @@
+"""A whole cluster of real processes on this machine: nats-server, broker, workers.
+
+`inferlane demo` and `up` run on it, and so do the acceptance tests: what they kill and restart is
+what users
+run. Everything listens on loopback and on free ports, lives in one folder, and is ended by its
+process id.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from ops.nats.server import NatsServer, ServerOptions
+
+READY_S_MAX = 60.0
+"""Longest wait for a process to say it is up: loading Python packages takes 1 s, on a busy machine
+many."""
+
+STOP_S_MAX = 10.0
+"""Longest wait for a process to end in good order."""
+
+LOG_TAIL_BYTES = 2000
+
+
+class ClusterError(Exception):
+    """A process did not come up, or ended on its own; the text has the end of its log."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One process of the cluster."""
+
+    name: str
+    command: tuple[str, ...]
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    process: Process | None = None
+    said: dict[str, object] = field(default_factory=dict[str, object])
+    """Its readiness line."""
+    starts: int = 0
+
+    @property
+    def log(self) -> Path:
+        """Where its standard error goes."""
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def pid(self) -> int:
+        """Process id. Only after a start."""
+        assert self.process is not None, "not started"
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self.process is not None and self.process.returncode is None
+
+    async def start(self, *, ready_s_max: float = READY_S_MAX) -> None:
+        """Start and wait for its readiness line. Raises ClusterError."""
+        assert not self.running, "already running"
+        self.starts += 1
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command,
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(ready_s_max):
+                self.said = await self._readiness()
+        except TimeoutError as error:
+            await self.kill()
+            message = f"{self.name} did not come up within {ready_s_max:g} s:\n{self._tail()}"
+            raise ClusterError(message) from error
+
+    async def _readiness(self) -> dict[str, object]:
+        assert self.process is not None, "not started"
+        assert self.process.stdout is not None, "stdout is a pipe"
+        async for line in self.process.stdout:
+            with contextlib.suppress(msgspec.DecodeError):
+                said = msgspec.json.decode(line, type=dict[str, object])
+                if said.get("event") == "ready":
+                    return said
+        code = await self.process.wait()
+        message = f"{self.name} ended with code {code} before it was ready:\n{self._tail()}"
+        raise ClusterError(message)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing when it has ended."""
+        if self.process is not None and self.running:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    async def stop(self, *, timeout_s: float = STOP_S_MAX) -> int:
+        """End it in good order, or hard after `timeout_s`; returns its exit code. Idempotent."""
+        if self.process is None:
+            return 0
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.process.wait()
+        except TimeoutError:
+            return await self.kill()
+
+    async def kill(self) -> int:
+        """End it as a crash would. Idempotent."""
+        if self.process is None:
+            return 0
+        self.signal(signal.SIGKILL)
+        return await self.process.wait()
+
+    def _tail(self) -> str:
+        with contextlib.suppress(OSError):
+            return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+        return ""
+
+
+class LocalCluster:
+    """A server, a broker and workers, started together and ended together."""
+
+    def __init__(self, folder: Path, *, sync_interval: str = "") -> None:
+        """Prepare a cluster whose files all stand in `folder`."""
+        self.folder = folder
+        self.server = NatsServer(
+            folder / "nats", options=ServerOptions(sync_interval=sync_interval)
+        )
+        self.members: dict[str, Member] = {}
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return self.server.url
+
+    async def __aenter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(self.server.start)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def add_broker(self, name: str, config: Path) -> Member:
+        """Add a broker that reads `config`; it is not started yet."""
+        return self._add(name, (sys.executable, "-m", "broker.service.main", str(config)))
+
+    def add_worker(self, name: str, config: Path) -> Member:
+        """Add a worker that reads `config`; it is not started yet."""
+        command = (sys.executable, "-m", "worker_agent.main", "--config", str(config))
+        return self._add(name, (*command, "--worker", name))
+
+    async def start(self, *members: Member) -> None:
+        """Start several at once, and wait until all are ready."""
+        async with asyncio.TaskGroup() as group:
+            for member in members:
+                group.create_task(member.start())
+
+    async def close(self) -> None:
+        """End everything: workers first, the server last. Idempotent."""
+        for member in reversed(list(self.members.values())):
+            member.signal(signal.SIGTERM)
+        for member in list(self.members.values()):
+            await member.stop()
+        await asyncio.to_thread(self.server.stop)
+
+    def _add(self, name: str, command: tuple[str, ...]) -> Member:
+        assert name not in self.members, f"{name} is there already"
+        self.members[name] = member = Member(name, command, self.folder)
+        return member
