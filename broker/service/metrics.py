@@ -6,8 +6,8 @@ as `unknown`, so that no message can add a time series.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
-from typing import Protocol, TypeVar
+from collections.abc import AsyncIterator, Collection, Iterator
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -17,7 +17,14 @@ from prometheus_client.registry import Collector
 from broker.service.metrics_families import Jobs, Times, Troubles
 from broker.service.metrics_gauges import gauge_families
 from broker.service.series import CounterFamily
-from broker.service.snapshot import LaneView, SnapshotSource, StatusView, WorkerView
+from broker.service.snapshot import (
+    SLICE_RECORDS_MAX,
+    LaneView,
+    SnapshotSource,
+    StatusView,
+    WorkerView,
+    sliced,
+)
 from broker.wire.messages import Kind, Reason, Usage
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -27,11 +34,6 @@ UNKNOWN = "unknown"
 
 FOUND = "found"
 """Kind of an ended job whose record another broker or worker wrote."""
-
-SLICE_RECORDS_MAX = 100
-"""Records read, or samples written, before the loop gets its turn: some 0.3 ms."""
-
-_T = TypeVar("_T")
 
 
 class LogCounts(Protocol):
@@ -176,8 +178,8 @@ class Metrics:
         status, lanes, workers = None, list[LaneView](), list[WorkerView]()
         if self._source is not None:
             status = self._source.status()
-            lanes = [lane async for lane in _sliced(self._source.lanes())]
-            workers = [worker async for worker in _sliced(self._source.workers())]
+            lanes = [lane async for lane in sliced(self._source.lanes())]
+            workers = [worker async for worker in sliced(self._source.workers())]
         parts: list[bytes] = []
         for family in self._all(status, lanes, workers):
             parts += [part async for part in _written(family)]
@@ -244,13 +246,6 @@ def _log_families(log: LogCounts) -> Iterator[Metric]:
     errors = CounterFamily("inferlane_decision_log_write_errors", "Writes that failed.")
     errors.add((), log.write_errors)
     yield from errors.collect()
-
-
-async def _sliced(records: Iterable[_T]) -> AsyncIterator[_T]:
-    for index, record in enumerate(records):
-        if index % SLICE_RECORDS_MAX == SLICE_RECORDS_MAX - 1:
-            await asyncio.sleep(0)
-        yield record
 
 
 async def _written(family: Metric) -> AsyncIterator[bytes]:

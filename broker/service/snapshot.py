@@ -4,11 +4,17 @@ A control reply's `data` is one of these as JSON (`encode`), so that the page, t
 `inferlane workers` can't tell different stories. Readers ignore fields they don't know.
 """
 
-from collections.abc import Iterable
-from typing import Protocol
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
+
+SLICE_RECORDS_MAX = 100
+"""Records read, or samples written, before the loop gets its turn: some 0.3 ms."""
+
+_T = TypeVar("_T")
 
 
 class StatusView(Struct, frozen=True, kw_only=True):
@@ -140,3 +146,11 @@ class SnapshotSource(Protocol):
 def encode(view: Struct) -> bytes:
     """Encode a view as JSON."""
     return msgspec.json.encode(view)
+
+
+async def sliced(records: Iterable[_T]) -> AsyncIterator[_T]:
+    """Walk over records, giving the loop its turn as it goes."""
+    for index, record in enumerate(records, start=1):
+        yield record
+        if index % SLICE_RECORDS_MAX == 0:
+            await asyncio.sleep(0)

@@ -1,0 +1,179 @@
+"""The status page: one HTML text without scripts, pictures or other files, the same for everybody."""
+
+import time
+from html import escape
+
+from broker.service.snapshot import (
+    LaneView,
+    QueueView,
+    RowView,
+    SnapshotSource,
+    StatusView,
+    WorkerView,
+    sliced,
+)
+
+REFRESH_S = 2
+"""How often an open page asks again."""
+
+ROWS_MAX = 200
+"""Lines shown of each table; the command line and /metrics have all."""
+
+_STYLE = """
+:root{color-scheme:light dark}
+body{font:14px/1.45 system-ui,sans-serif;margin:1.5rem;max-width:75rem}
+h1{font-size:1.25rem}h2{font-size:1rem;margin:1.5rem 0 .3rem}
+table{border-collapse:collapse;width:100%}
+th,td{padding:.2rem .7rem .2rem 0;text-align:right;white-space:nowrap}
+th{font-weight:600;border-bottom:1px solid #8886}
+th.t,td.t{text-align:left}
+.bad{color:#c22}.dim{opacity:.65}
+meter{width:6rem;vertical-align:middle}
+"""
+
+
+async def page(source: SnapshotSource, *, role: str, reason: str) -> str:
+    """Write the page, giving the loop its turn as it goes."""
+    status = source.status()
+    lanes = [lane async for lane in sliced(source.lanes())]
+    workers = [worker async for worker in sliced(source.workers())]
+    parts = [_head(status, role, reason), *_problems(workers, role)]
+    parts += [part async for part in sliced(_workers(workers))]
+    parts += [part async for part in sliced(_queues(lanes))]
+    parts += [part async for part in sliced(_rows(lanes))]
+    return "\n".join([*parts, "</body></html>\n"])
+
+
+def _head(status: StatusView, role: str, reason: str) -> str:
+    since_s = max(0.0, time.time() - status.since_s) if status.since_s else 0.0
+    why = f" ({escape(reason)})" if reason else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="refresh" content="{REFRESH_S}">'
+        f"<title>inferlane: {escape(role)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>inferlane broker: {escape(role)}{why}</h1>"
+        f"<p>epoch {status.epoch}, for {_duration(since_s)} ·"
+        f" {status.inflight_jobs:,} jobs running · {status.held_jobs:,} held"
+        f" ({_size(status.held_bytes)}) · {time.strftime('%H:%M:%S')}"
+        ' <span class="dim">· <a href="/metrics">metrics</a></span></p>'
+    )
+
+
+def _problems(workers: list[WorkerView], role: str) -> list[str]:
+    if role != "leader":
+        note = "This broker stands by: the leader's page has workers and queues."
+        return [f"<p>{note}</p>"]
+    if not any(worker.phase == "live" and worker.ready for worker in workers):
+        note = "No worker is ready: jobs wait. Start one with <code>inferlane worker</code>."
+        return [f'<p class="bad">{note}</p>']
+    return []
+
+
+def _workers(workers: list[WorkerView]) -> list[str]:
+    if not workers:
+        return []
+    ordered = sorted(workers, key=lambda worker: worker.worker)
+    heads = (
+        "worker!",
+        "state!",
+        "models!",
+        "jobs",
+        "of",
+        "prefill backlog",
+        "KV",
+        "cached",
+        "seen",
+    )
+    return _table("Workers", heads, [_worker(one) for one in ordered[:ROWS_MAX]], len(ordered))
+
+
+def _worker(worker: WorkerView) -> str:
+    kv = _meter(worker.kv_tokens, worker.kv_tokens_max) if worker.kv_tokens_max else "–"
+    state = _state(worker)
+    bad = "" if state in ("ready", "draining", "drained") else ' class="t bad"'
+    return (
+        f'<td class="t">{escape(worker.worker)}</td><td{bad or " class=t"}>{escape(state)}</td>'
+        f'<td class="t">{escape(", ".join(worker.models))}</td>'
+        f"<td>{worker.inflight_jobs}</td><td>{worker.slots}</td>"
+        f"<td>{worker.backlog_tokens:,} tokens</td><td>{kv}</td>"
+        f"<td>{worker.cached_token_ratio:.0%}</td><td>{worker.signal_age_s:.1f} s ago</td>"
+    )
+
+
+def _state(worker: WorkerView) -> str:
+    if worker.phase != "live":
+        return worker.phase
+    if worker.draining:
+        return "drained" if worker.drained else "draining"
+    return "ready" if worker.ready else "not ready"
+
+
+def _queues(lanes: list[LaneView]) -> list[str]:
+    """Tell the fullest queues first: those are why people look."""
+    queues = [(lane, queue) for lane in lanes for queue in lane.queues]
+    if not queues:
+        return []
+    queues.sort(key=lambda pair: (-pair[1].queued_jobs, pair[0].lane, pair[1].band))
+    heads = ("lane!", "band", "model!", "waiting", "of at most", "running", "wait of a new job")
+    lines = [_queue(lane, queue) for lane, queue in queues[:ROWS_MAX]]
+    return _table("Queues", heads, lines, len(queues))
+
+
+def _queue(lane: LaneView, queue: QueueView) -> str:
+    paused = ' <span class="bad">paused</span>' if lane.paused else ""
+    bound = f"{queue.queued_jobs_max:,}" if queue.queued_jobs_max else "–"
+    return (
+        f'<td class="t">{escape(lane.lane)}{paused}</td><td>{queue.band}</td>'
+        f'<td class="t">{escape(queue.model)}</td>'
+        f"<td>{queue.queued_jobs:,}</td><td>{bound}</td><td>{queue.inflight_jobs:,}</td>"
+        f"<td>{_duration(queue.wait_s)}</td>"
+    )
+
+
+def _rows(lanes: list[LaneView]) -> list[str]:
+    rows = list({row.row: row for lane in lanes for row in lane.rows}.values())
+    if not rows:
+        return []
+    heads = ("row!", "jobs", "of", "tokens", "of")
+    return _table("Quotas", heads, [_row(row) for row in rows[:ROWS_MAX]], len(rows))
+
+
+def _row(row: RowView) -> str:
+    jobs_max = "–" if row.inflight_jobs_max is None else f"{row.inflight_jobs_max:,}"
+    tokens_max = "–" if row.inflight_tokens_max is None else f"{row.inflight_tokens_max:,}"
+    return (
+        f'<td class="t">{escape(row.row)}</td><td>{row.inflight_jobs:,}</td><td>{jobs_max}</td>'
+        f"<td>{row.inflight_tokens:,.0f}</td><td>{tokens_max}</td>"
+    )
+
+
+def _table(title: str, heads: tuple[str, ...], lines: list[str], count: int) -> list[str]:
+    """Make a table; a head that ends in `!` is of a column of text, aligned left."""
+    cells = "".join(
+        f'<th class="t">{head[:-1]}</th>' if head.endswith("!") else f"<th>{head}</th>"
+        for head in heads
+    )
+    parts = [f"<h2>{title}</h2><table><tr>{cells}</tr>"]
+    parts += [f"<tr>{line}</tr>" for line in lines]
+    rest = count - len(lines)
+    more = f'<p class="dim">and {rest:,} more</p>' if rest > 0 else ""
+    return [*parts, f"</table>{more}"]
+
+
+def _meter(value: float, limit: float) -> str:
+    share = min(value / limit, 1.0)
+    return f'<meter value="{share:.2f}"></meter> {share:.0%}'
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:  # noqa: PLR2004 - seconds of a minute
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _size(amount: int) -> str:
+    return f"{amount / 1024 / 1024:.1f} MiB"
