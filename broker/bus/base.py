@@ -1,14 +1,19 @@
 """What the rest of the system may ask of the message bus, and what the bus promises.
 
-Two implementations keep the same promises and pass the same suite (`tests/contract/test_bus.py`): `bus.nats`
+Two implementations keep the same promises and pass the same suite (`tests/contract/test_bus.py`):
+`bus.nats`
 over a NATS server, and `bus.memory` inside one process. Nothing outside `bus.nats` imports nats.
 
 Promises
-- `publish` is at most once and never waits for anybody; while the link is down it raises LinkDown (a stale
+- `publish` is at most once and never waits for anybody; while the link is down it raises LinkDown
+(a stale
   order must not go out after a reconnect).
-- `append` returns only after the stream has stored the message (or found it a duplicate of `message_id`).
-- A pulled message is delivered again until acknowledged, whatever becomes of the consumer's process.
-- Handlers run one after another per subscription, in order of arrival; one that raises is logged and counted, and
+- `append` returns only after the stream has stored the message (or found it a duplicate of
+`message_id`).
+- A pulled message is delivered again until acknowledged, whatever becomes of the consumer's
+process.
+- Handlers run one after another per subscription, in order of arrival; one that raises is logged
+and counted, and
   the subscription lives on. Handlers must not block.
 """
 
@@ -42,7 +47,7 @@ class WrongSequence(BusError):
 
 
 class StreamFull(BusError):
-    """The stream refused the message: its bound on messages or bytes is reached. Nothing was stored."""
+    """The stream refused the message: its bound is reached. Nothing was stored."""
 
 
 class NoStream(BusError):
@@ -85,7 +90,7 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message pulled from a work queue. It stays in the stream until `Bus.ack` on its `ack_subject`."""
+    """A message pulled from a work queue; it stays in the stream until `Bus.ack` (ack_subject)."""
 
     subject: str
     stream: str
@@ -186,7 +191,7 @@ class Subscription(Protocol):
 
 
 class Pull(Protocol):
-    """A continuous pull from one consumer: keeps at most `window` messages delivered and not released."""
+    """A continuous pull: at most `window` messages are delivered and not released."""
 
     def release(self, count: int = 1) -> None:
         """Give back room for `count` messages: they were handed on, finished or dropped."""
@@ -268,7 +273,8 @@ class Bus(Protocol):
     ) -> Appended:
         """Store a message and wait for the stream's word.
 
-        Raises StreamFull, WrongSequence, NoStream, Timeout, LinkDown, PayloadTooLarge. After Timeout or LinkDown
+        Raises StreamFull, WrongSequence, NoStream, Timeout, LinkDown, PayloadTooLarge. After
+        Timeout or LinkDown
         it may be stored or not: call again with the same `message_id` or expectation.
         """
         ...
@@ -310,14 +316,15 @@ class Bus(Protocol):
         ...
 
     async def renew(self, ack_subject: str) -> None:
-        """Say that a delivery is still being worked on: its ack-wait starts anew. Raises LinkDown."""
+        """Say that a delivery is still worked on: its ack-wait starts anew. Raises LinkDown."""
         ...
 
     # topology
     async def ensure_stream(self, spec: StreamSpec) -> None:
         """Create a stream or bring it to `spec`, then read it back.
 
-        Raises BusError naming the field when the server did not take a setting as it stands. Never lowers
+        Raises BusError naming the field when the server did not take a setting as it stands. Never
+        lowers
         `max_msgs_per_subject` (the server would delete the oldest).
         """
         ...
@@ -334,7 +341,7 @@ class Bus(Protocol):
         ...
 
     async def stream_state(self, stream: str, *, subject: str = "") -> StreamState:
-        """State of a stream; with `subject`, `messages` counts that subject's alone. Raises NotFound."""
+        """State of a stream; with `subject`, `messages` counts that one alone. Raises NotFound."""
         ...
 
     async def subject_counts(self, stream: str, *, subject: str = ">") -> dict[str, int]:
@@ -358,8 +365,13 @@ class Bus(Protocol):
         """Write a key that is not there; returns the revision. Raises WrongSequence."""
         ...
 
-    async def kv_update(self, bucket: str, key: str, value: bytes, *, revision: int) -> int:
-        """Write a key if it stands at `revision`; returns the new one. Raises WrongSequence."""
+    async def kv_update(
+        self, bucket: str, key: str, value: bytes, *, revision: int, ttl_s: float = 0.0
+    ) -> int:
+        """Write a key if it stands at `revision`; returns the new one. Raises WrongSequence.
+
+        `ttl_s` sets the key's remaining life anew; 0 = no end.
+        """
         ...
 
     async def kv_put(self, bucket: str, key: str, value: bytes) -> int:

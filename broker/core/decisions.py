@@ -1,6 +1,7 @@
-"""What the mind wants done. The service carries decisions out in order; the simulator does the same.
+"""What the mind wants done. Service and simulator carry decisions out in order.
 
-`number` counts the orders to one worker, from 1 within an epoch: heartbeats echo the last one processed.
+`number` counts the orders to one worker, from 1 within an epoch: heartbeats echo the last one
+processed.
 """
 
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Refuse the job: write its record (with a life of `retry_after_s`), answer, remove the message."""
+    """Refuse the job: write its record (living `retry_after_s`), answer, remove the message."""
 
     key: str
     reason: Reason
@@ -107,7 +108,8 @@ class Cancel:
 class Abort:
     """Tell a worker to stop an attempt.
 
-    For `cancelled` and `deadline_expired` the agent writes the job's record; for any other reason (a revoked
+    For `cancelled` and `deadline_expired` the agent writes the job's record; for any other reason
+    (a revoked
     attempt, a duplicate run) it writes nothing.
     """
 
@@ -120,7 +122,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """An attempt is over without an end, and the job waits again. Persist `failure` where there is one."""
+    """An attempt came to nothing and the job waits again. Persist `failure` where there is one."""
 
     key: str
     failure: Failure | None
@@ -137,7 +139,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class FailStream:
-    """A worker was lost after the first token of a streamed job: end it as failed, `worker_lost`."""
+    """A streamed job's worker was lost after its first token: end it as failed, `worker_lost`."""
 
     key: str
     failures: tuple[Failure, ...]

@@ -1,4 +1,4 @@
-"""What the world tells the mind. Each event carries its time, `at_s` (Unix seconds, never going back)."""
+"""What the world tells the mind. Each event has its time, `at_s` (Unix s, never going back)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class JobHeld:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A terminal record of this job stands, whoever wrote it: forget the job, free what it holds."""
+    """A terminal record of this job stands: forget the job, free what it holds."""
 
     at_s: float
     key: str
@@ -154,7 +154,7 @@ class PolicyChanged:
 
 @dataclass(frozen=True, slots=True)
 class DispatchAllowed:
-    """Start-up is over: what runs has been adopted. Until then nothing is dispatched, revoked or rejected."""
+    """What runs has been adopted. Before, nothing is dispatched, revoked or rejected."""
 
     at_s: float
     allowed: bool = True

@@ -1,6 +1,7 @@
-"""Every knob of the mind: unit in the name, default, reason. Part of the one TOML file (`[policy]`).
+"""Every knob of the mind: unit, default, reason. Table `[policy]` of the one TOML file.
 
-Records are frozen and refuse unknown keys, so that a typing error in the file is an error, not a silence.
+Records are frozen and refuse unknown keys, so that a typing error in the file is an error, not a
+silence.
 """
 
 from typing import Annotated, Literal
@@ -31,7 +32,8 @@ class QuotaRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     inflight_tokens_max: Limit | None = None
     """Weighted tokens leased at once."""
     queued_jobs_max: Limit | None = None
-    """Online jobs waiting at the broker; one more is rejected as `queue_full`. Batch is bounded by its stream."""
+    """Online jobs waiting at the broker; one more is rejected as `queue_full`. Batch is bounded by
+    its stream."""
     tokens_per_min: Limit | None = None
     """Weighted tokens started a minute (token bucket of one minute, empty after a takeover)."""
 
@@ -46,11 +48,13 @@ class BandPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How one band competes."""
 
     guaranteed_share: Share
-    """Least share of dispatched work (weighted tokens) while it has demand, against higher bands."""
+    """Least share of dispatched work (weighted tokens) while it has demand, against higher
+    bands."""
     aging_s: Positive | None = None
     """A job that has waited longer rises one band, once. None: never by the clock."""
     wait_s_max: Positive | None = None
-    """Longest wait; then the job ends as `expired` with `wait_expired`. None: its own deadline only."""
+    """Longest wait; then the job ends as `expired` with `wait_expired`. None: its own deadline
+    only."""
 
 
 DEFAULT_BANDS = (
@@ -95,7 +99,8 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     wait_s_over_best_max: NotNegative = 2.0
     """Stickiness and hold end where the predicted wait is this much longer than the best."""
     backlog_s_max: Positive = 0.010
-    """θ of late binding: a worker takes the next job when what it has not prefilled takes less than this."""
+    """θ of late binding: a worker takes the next job when what it has not prefilled takes less than
+    this."""
     hold_for_affinity: bool = True
     """A job waits for its best worker while that is still its best by predicted first token."""
     kv_fill_ratio_max: Share = 0.9

@@ -1,6 +1,7 @@
 """What the mind remembers: jobs, leases and workers. Changed only by the modules of `core`.
 
-Usage of every kind is a sum over the live leases, kept by `Worker.add` and `Worker.remove` alone: no other
+Usage of every kind is a sum over the live leases, kept by `Worker.add` and `Worker.remove` alone:
+no other
 code counts anything, so no path can forget to.
 """
 

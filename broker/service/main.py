@@ -14,12 +14,15 @@ from broker.bus import topology
 from broker.bus.base import Bus
 from broker.service.clock import WallClock
 from broker.service.config import Config, load
+from broker.service.decision_log import DecisionLog
 from broker.service.election import Election
 from broker.service.fleet import Fleet
 from broker.service.leadership import Leadership
-from broker.service.observe import Observation
+from broker.service.metrics import Metrics
+from broker.service.observer import Observer
 from broker.service.offer import publish_offers
-from broker.service.queues import topology_of
+from broker.service.queues import models_of, topology_of
+from broker.service.views import Snapshots
 
 _log = structlog.get_logger(__name__)
 
@@ -27,21 +30,24 @@ _log = structlog.get_logger(__name__)
 class Broker:
     """A broker: a standby until it wins, a leader while it holds the key."""
 
-    def __init__(self, bus: Bus, config: Config) -> None:
+    def __init__(self, bus: Bus, config: Config, *, metrics: Metrics, log: DecisionLog) -> None:
         """Make a broker on a connected bus."""
         self._bus = bus
         self._config = config
         self._now = WallClock()
-        self.observation = Observation(config, now=self._now)
-        self.fleet = Fleet(now=self._now, malformed=self.observation.malformed)
+        self._observer = Observer(metrics, log)
+        self._metrics = metrics
+        self.fleet = Fleet(now=self._now, malformed=self._observer.malformed)
+        self.snapshots = Snapshots(config, now=self._now)
         self.election = Election(
-            bus,
-            broker=config.broker.name,
-            ttl_s=config.broker.leader_ttl_s,
-            now=self._now,
+            bus, broker=config.broker.name, ttl_s=config.broker.leader_ttl_s, now=self._now
         )
-        self.leadership: Leadership | None = None
         bus.on_link(self._link_changed)
+
+    @property
+    def leadership(self) -> Leadership | None:
+        """What exists while this broker leads."""
+        return self.snapshots.leadership
 
     async def run(self) -> None:
         """Serve until cancelled. A graceful stop hands over at once."""
@@ -49,24 +55,28 @@ class Broker:
         await publish_offers(self._bus, self._config)
         await self.fleet.listen(self._bus)
         while True:
-            term = await self.election.win()
-            self.leadership = Leadership(
-                self._bus,
-                self.fleet,
-                self._config,
-                term,
-                observer=self.observation,
-                now=self._now,
-            )
-            self.observation.leads(self.leadership)
-            try:
-                await self.leadership.run(self.election)
-            except asyncio.CancelledError:
-                await asyncio.shield(self.election.resign())
-                raise
-            finally:
-                self.leadership = None
-                self.observation.stands_by()
+            await self._lead_once()
+
+    async def _lead_once(self) -> None:
+        term = await self.election.win()
+        leadership = Leadership(
+            self._bus,
+            self.fleet,
+            self._config,
+            term,
+            observer=self._observer,
+            now=self._now,
+        )
+        self.snapshots.leads(leadership)
+        self._metrics.leadership(leader=True)
+        try:
+            await leadership.run(self.election)
+        except asyncio.CancelledError:
+            await asyncio.shield(self.election.resign())
+            raise
+        finally:
+            self.snapshots.leads(None)
+            self._metrics.leadership(leader=False)
 
     def _link_changed(self, up: bool) -> None:  # noqa: FBT001 - the bus calls it so
         if self.leadership is not None:
@@ -75,6 +85,14 @@ class Broker:
 
 async def serve(config: Config) -> None:
     """Run a broker until SIGTERM or SIGINT."""
+    lanes = [lane.name for lane in config.policy.lanes]
+    models = {model for lane in config.policy.lanes for model in models_of(config.policy, lane)}
+    metrics = Metrics(lanes=lanes, models=sorted(models))
+    log = DecisionLog(
+        Path(config.broker.state_dir),
+        file_bytes_max=config.broker.decision_log_bytes_max,
+        files_max=config.broker.decision_log_files_max,
+    )
     bus = await nats_bus.connect(
         config.nats.url,
         name=config.broker.name,
@@ -82,20 +100,24 @@ async def serve(config: Config) -> None:
         password=config.nats.password,
         creds_file=config.nats.creds_file,
     )
-    broker = Broker(bus, config)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signal_number, stop.set)
+    broker = Broker(bus, config, metrics=metrics, log=log)
+    metrics.attach(broker.snapshots, log=log)
     try:
-        async with broker.observation.running() as address:
-            _say_ready(config, address)
-            async with asyncio.TaskGroup() as group:
-                work = group.create_task(broker.run())
-                await stop.wait()
-                work.cancel()
+        await _until_stopped(broker, config, metrics)
     finally:
         await bus.close()
+        log.close()
+
+
+async def _until_stopped(broker: Broker, config: Config, metrics: Metrics) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with asyncio.TaskGroup() as group:
+        work = group.create_task(broker.run())
+        await stop.wait()
+        work.cancel()
 
 
 def _say_ready(config: Config, address: str) -> None:

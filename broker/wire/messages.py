@@ -351,7 +351,7 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     """Rises when the engine restarts under the same agent: its cache is empty then."""
     version: ShortText = ""
     notice: ShortText = ""
-    """What keeps it from ending jobs, for people: a full results stream, acks that are not confirmed."""
+    """What keeps it from ending jobs, for people: a full results stream, unconfirmed acks."""
 
 
 class FirstToken(Record, frozen=True, kw_only=True, tag="first_token"):

@@ -53,8 +53,9 @@ def _chat(messages: list[object]) -> Iterator[tuple[str, list[bytes]]]:
             record = cast("dict[str, object]", message)
             content = record.get("content")
             parts = cast("list[object]", content) if isinstance(content, list) else [content]
-            extra = [_part(record["tool_calls"])] if record.get("tool_calls") else []
-            yield str(record.get("role", "")), [_part(part) for part in parts] + extra
+            calls = record.get("tool_calls")
+            pieces = [_part(part) for part in parts]
+            yield str(record.get("role", "")), [*pieces, _part(calls)] if calls else pieces
 
 
 def _responses(body: Body) -> Iterator[tuple[str, list[bytes]]]:

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+import orjson
+
 from broker.wire.messages import BODY_BYTES_MAX, Load, Reason, Usage
 
 RESPONSE_BYTES_MAX = BODY_BYTES_MAX
@@ -160,7 +162,20 @@ class EngineDisconnected(EngineError):
     """The engine could not be reached, or closed the connection before its answer was whole."""
 
 
+class AnswerTooLarge(EngineError):
+    """The answer fits no terminal record, and would not on another worker either."""
+
+    reason = Reason.PAYLOAD_TOO_LARGE
+    retriable = False
+
+
 class EngineTimeout(EngineError):
     """The engine did not begin to answer in time."""
 
     reason = Reason.ENGINE_TIMEOUT
+
+
+def refusal(status_code: int, message: str, code: str) -> EngineRefused:
+    """Return the error for a request that no engine could run, with a body of the OpenAI shape."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return EngineRefused(message, status_code=status_code, body=orjson.dumps({"error": error}))

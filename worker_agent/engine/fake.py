@@ -15,6 +15,7 @@ from broker.engine_model.profile import Profile
 from broker.wire.messages import Load, Usage
 from broker.wire.prefix import BLOCK_BYTES, block_hashes, seed
 from broker.wire.prompt import BYTES_PER_TOKEN
+from worker_agent.engine.assembly import EMBEDDINGS
 from worker_agent.engine.base import (
     Chunk,
     Completed,
@@ -23,8 +24,9 @@ from worker_agent.engine.base import (
     EngineRequest,
     Facts,
     Readiness,
+    refusal,
 )
-from worker_agent.engine.fake_answers import EMBEDDINGS, Answer, refusal
+from worker_agent.engine.fake_answers import Answer
 
 BLOCK_TOKENS = round(BLOCK_BYTES / BYTES_PER_TOKEN)
 

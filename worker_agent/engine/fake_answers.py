@@ -8,13 +8,8 @@ import orjson
 
 from broker.wire.messages import Usage
 from broker.wire.prompt import output_tokens_max, prompt_text, prompt_tokens_estimate
-from worker_agent.engine.base import EngineRefused
-
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-EMBEDDINGS = "/v1/embeddings"
-RESPONSES = "/v1/responses"
-ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
+from worker_agent.engine.assembly import CHAT, EMBEDDINGS, ENDPOINTS, RESPONSES
+from worker_agent.engine.base import refusal
 
 EMBEDDING_DIMENSIONS = 8
 """Enough to tell two vectors apart; a real model has thousands."""
@@ -141,12 +136,6 @@ class Answer:
                 "total_tokens": usage.prompt_tokens + usage.output_tokens,
             },
         }
-
-
-def refusal(status_code: int, message: str, code: str) -> EngineRefused:
-    """Return the error for a request that no engine could run, with a body of the OpenAI shape."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return EngineRefused(message, status_code=status_code, body=orjson.dumps({"error": error}))
 
 
 def _fields(body: bytes) -> Mapping[str, object]:
