@@ -51,10 +51,8 @@ def _chat(messages: list[object]) -> Iterator[tuple[str, list[bytes]]]:
     for message in messages:
         if isinstance(message, dict):
             record = cast("dict[str, object]", message)
-            content = record.get("content")
-            parts = cast("list[object]", content) if isinstance(content, list) else [content]
             calls = record.get("tool_calls")
-            pieces = [_part(part) for part in parts]
+            pieces = [_part(part) for part in _parts(record.get("content"))]
             yield str(record.get("role", "")), [*pieces, _part(calls)] if calls else pieces
 
 
@@ -68,6 +66,11 @@ def _responses(body: Body) -> Iterator[tuple[str, list[bytes]]]:
             yield from _chat(entries)
             return
     yield "user", [_part(given)]
+
+
+def _parts(content: object) -> list[object]:
+    """Return the parts of a message's content, which may stand there bare."""
+    return cast("list[object]", content) if isinstance(content, list) else [content]
 
 
 def _part(content: object) -> bytes:
