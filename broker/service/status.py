@@ -9,7 +9,7 @@ short GET requests.
     /          workers, queues and quota rows, refreshed by itself
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -145,6 +145,6 @@ class StatusServer:
         return bounded
 
 
-def _json(value: dict[str, object], *, status: int = 200) -> web.Response:
+def _json(value: Mapping[str, object], *, status: int = 200) -> web.Response:
     headers = {**_HEADERS, "Content-Type": "application/json"}
     return web.Response(body=orjson.dumps(value) + b"\n", status=status, headers=headers)

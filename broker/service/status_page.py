@@ -1,6 +1,7 @@
-"""The status page: one HTML text without scripts, pictures or other files, the same for everybody."""
+"""The status page: one HTML text without scripts, pictures or other files."""
 
 import time
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from broker.service.snapshot import (
@@ -69,22 +70,12 @@ def _problems(workers: list[WorkerView], role: str) -> list[str]:
     return []
 
 
-def _workers(workers: list[WorkerView]) -> list[str]:
+def _workers(workers: list[WorkerView]) -> Iterable[str]:
     if not workers:
         return []
     ordered = sorted(workers, key=lambda worker: worker.worker)
-    heads = (
-        "worker!",
-        "state!",
-        "models!",
-        "jobs",
-        "of",
-        "prefill backlog",
-        "KV",
-        "cached",
-        "seen",
-    )
-    return _table("Workers", heads, [_worker(one) for one in ordered[:ROWS_MAX]], len(ordered))
+    heads = ("worker!", "state!", "models!", "jobs", "of", "to prefill", "KV", "cached", "seen")
+    return _table("Workers", heads, map(_worker, ordered[:ROWS_MAX]), len(ordered))
 
 
 def _worker(worker: WorkerView) -> str:
@@ -108,14 +99,14 @@ def _state(worker: WorkerView) -> str:
     return "ready" if worker.ready else "not ready"
 
 
-def _queues(lanes: list[LaneView]) -> list[str]:
+def _queues(lanes: list[LaneView]) -> Iterable[str]:
     """Tell the fullest queues first: those are why people look."""
     queues = [(lane, queue) for lane in lanes for queue in lane.queues]
     if not queues:
         return []
     queues.sort(key=lambda pair: (-pair[1].queued_jobs, pair[0].lane, pair[1].band))
     heads = ("lane!", "band", "model!", "waiting", "of at most", "running", "wait of a new job")
-    lines = [_queue(lane, queue) for lane, queue in queues[:ROWS_MAX]]
+    lines = (_queue(lane, queue) for lane, queue in queues[:ROWS_MAX])
     return _table("Queues", heads, lines, len(queues))
 
 
@@ -130,12 +121,12 @@ def _queue(lane: LaneView, queue: QueueView) -> str:
     )
 
 
-def _rows(lanes: list[LaneView]) -> list[str]:
+def _rows(lanes: list[LaneView]) -> Iterable[str]:
     rows = list({row.row: row for lane in lanes for row in lane.rows}.values())
     if not rows:
         return []
     heads = ("row!", "jobs", "of", "tokens", "of")
-    return _table("Quotas", heads, [_row(row) for row in rows[:ROWS_MAX]], len(rows))
+    return _table("Quotas", heads, map(_row, rows[:ROWS_MAX]), len(rows))
 
 
 def _row(row: RowView) -> str:
@@ -147,17 +138,18 @@ def _row(row: RowView) -> str:
     )
 
 
-def _table(title: str, heads: tuple[str, ...], lines: list[str], count: int) -> list[str]:
+def _table(title: str, heads: tuple[str, ...], lines: Iterable[str], count: int) -> Iterator[str]:
     """Make a table; a head that ends in `!` is of a column of text, aligned left."""
     cells = "".join(
         f'<th class="t">{head[:-1]}</th>' if head.endswith("!") else f"<th>{head}</th>"
         for head in heads
     )
-    parts = [f"<h2>{title}</h2><table><tr>{cells}</tr>"]
-    parts += [f"<tr>{line}</tr>" for line in lines]
-    rest = count - len(lines)
-    more = f'<p class="dim">and {rest:,} more</p>' if rest > 0 else ""
-    return [*parts, f"</table>{more}"]
+    yield f"<h2>{title}</h2><table><tr>{cells}</tr>"
+    for line in lines:
+        yield f"<tr>{line}</tr>"
+    yield "</table>"
+    if count > ROWS_MAX:
+        yield f'<p class="dim">and {count - ROWS_MAX:,} more</p>'
 
 
 def _meter(value: float, limit: float) -> str:
