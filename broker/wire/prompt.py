@@ -77,10 +77,9 @@ def _part(content: object) -> bytes:
     """Bytes of one content part: text as it is, anything else by its digest."""
     if isinstance(content, str):
         return content.encode(errors="surrogatepass")
-    if isinstance(content, dict):
-        record = cast("dict[str, object]", content)
-        if isinstance(text := record.get("text"), str):
-            return text.encode(errors="surrogatepass")
     if content is None:
         return b""
+    text = cast("dict[str, object]", content).get("text") if isinstance(content, dict) else None
+    if isinstance(text, str):
+        return text.encode(errors="surrogatepass")
     return hashlib.blake2b(orjson.dumps(content), digest_size=16).digest()
