@@ -104,6 +104,7 @@ class Loop:
         self._outbox: Outbox | None = None
         self._endings: Endings | None = None
         self._epoch = 0
+        self._turned_at_s = time.monotonic()
         self.dropped = 0
 
     def connect(self, outbox: Outbox, endings: Endings, *, epoch: int) -> None:
@@ -140,6 +141,11 @@ class Loop:
     def backlog(self) -> int:
         """Count events waiting."""
         return len(self._inbox)
+
+    @property
+    def turned_ago_s(self) -> float:
+        """Seconds since the loop last turned."""
+        return time.monotonic() - self._turned_at_s
 
     async def run(self) -> None:
         """Handle events until cancelled."""
@@ -179,6 +185,7 @@ class Loop:
         due_s = clock.time() + TICK_S
         while True:
             await asyncio.sleep(max(0.0, due_s - clock.time()))
+            self._turned_at_s = time.monotonic()
             self._observer.lag(max(0.0, clock.time() - due_s))
             due_s = max(due_s, clock.time()) + TICK_S
             self.tell(Tick(self._now()))

@@ -12,6 +12,7 @@ import uvloop
 from broker.bus import nats as nats_bus
 from broker.bus import topology
 from broker.bus.base import Bus
+from broker.bus.nats_wire import Credentials
 from broker.service.clock import WallClock
 from broker.service.config import Config, load
 from broker.service.decision_log import DecisionLog
@@ -22,6 +23,7 @@ from broker.service.metrics import Metrics
 from broker.service.observer import Observer
 from broker.service.offer import publish_offers
 from broker.service.queues import models_of, topology_of
+from broker.service.status import Health, StatusServer
 from broker.service.views import Snapshots
 
 _log = structlog.get_logger(__name__)
@@ -49,13 +51,26 @@ class Broker:
         """What exists while this broker leads."""
         return self.snapshots.leadership
 
-    async def run(self) -> None:
-        """Serve until cancelled. A graceful stop hands over at once."""
+    async def prepare(self) -> None:
+        """Declare the topology, publish the lanes' offers, start listening. Raises BusError."""
         await topology.apply(self._bus, topology_of(self._config))
         await publish_offers(self._bus, self._config)
         await self.fleet.listen(self._bus)
+
+    async def run(self) -> None:
+        """Stand for election and lead, again and again, until cancelled."""
         while True:
             await self._lead_once()
+
+    def health(self) -> Health:
+        """Tell the status page how this process is."""
+        leadership = self.leadership
+        if leadership is None:
+            return Health("standby", ready=True, reason="another broker leads, or none yet")
+        ago_s = leadership.loop.turned_ago_s
+        role = "leader" if leadership.ready else "starting"
+        reason = "" if leadership.ready else "adopting what runs"
+        return Health(role, leadership.ready, reason, leadership.term.epoch, ago_s)
 
     async def _lead_once(self) -> None:
         term = await self.election.win()
@@ -84,45 +99,64 @@ class Broker:
 
 
 async def serve(config: Config) -> None:
-    """Run a broker until SIGTERM or SIGINT."""
-    lanes = [lane.name for lane in config.policy.lanes]
-    models = {model for lane in config.policy.lanes for model in models_of(config.policy, lane)}
-    metrics = Metrics(lanes=lanes, models=sorted(models))
+    """Run a broker until SIGTERM or SIGINT; a graceful stop hands over at once."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    metrics = Metrics(lanes=[lane.name for lane in config.policy.lanes], models=_models(config))
     log = DecisionLog(
         Path(config.broker.state_dir),
         file_bytes_max=config.broker.decision_log_bytes_max,
         files_max=config.broker.decision_log_files_max,
     )
-    bus = await nats_bus.connect(
-        config.nats.url,
-        name=config.broker.name,
-        user=config.nats.user,
-        password=config.nats.password,
-        creds_file=config.nats.creds_file,
-    )
-    broker = Broker(bus, config, metrics=metrics, log=log)
-    metrics.attach(broker.snapshots, log=log)
     try:
-        await _until_stopped(broker, config, metrics)
+        bus = await connect(config)
+        try:
+            await _serve_on(bus, config, metrics, log, stop)
+        finally:
+            await bus.close()
     finally:
-        await bus.close()
         log.close()
 
 
-async def _until_stopped(broker: Broker, config: Config, metrics: Metrics) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with asyncio.TaskGroup() as group:
-        work = group.create_task(broker.run())
-        await stop.wait()
-        work.cancel()
+async def connect(config: Config) -> Bus:
+    """Connect as `[nats]` says. Raises BusError."""
+    creds = Path(config.nats.creds_file) if config.nats.creds_file else None
+    return await nats_bus.connect(
+        config.nats.url,
+        name=config.broker.name,
+        credentials=Credentials(
+            user=config.nats.user, password=config.nats.password, creds_file=creds
+        ),
+    )
 
 
-def _say_ready(config: Config, address: str) -> None:
+async def _serve_on(
+    bus: Bus, config: Config, metrics: Metrics, log: DecisionLog, stop: asyncio.Event
+) -> None:
+    broker = Broker(bus, config, metrics=metrics, log=log)
+    metrics.attach(broker.snapshots, log=log)
+    status = StatusServer(metrics, broker.snapshots, health=broker.health)
+    try:
+        url = await status.start(config.broker.http_host, config.broker.http_port)
+        await broker.prepare()
+        _say_ready(config, url)
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(broker.run())
+            await stop.wait()
+            work.cancel()
+    finally:
+        await status.stop()
+
+
+def _models(config: Config) -> list[str]:
+    lanes = config.policy.lanes
+    return sorted({model for lane in lanes for model in models_of(config.policy, lane)})
+
+
+def _say_ready(config: Config, url: str) -> None:
     """Tell a launcher, on standard output, that the broker is up and where its page is."""
-    line = orjson.dumps({"event": "ready", "broker": config.broker.name, "http": address})
+    line = orjson.dumps({"event": "ready", "broker": config.broker.name, "http": url})
     sys.stdout.write(line.decode() + "\n")
     sys.stdout.flush()
 
