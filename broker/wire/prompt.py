@@ -59,13 +59,11 @@ def _chat(messages: list[object]) -> Iterator[tuple[str, list[bytes]]]:
 def _responses(body: Body) -> Iterator[tuple[str, list[bytes]]]:
     if instructions := body.get("instructions"):
         yield "system", [_part(instructions)]
-    given = body["input"]
-    if isinstance(given, list):
-        entries = cast("list[object]", given)
-        if entries and all(isinstance(entry, dict) for entry in entries):
-            yield from _chat(entries)
-            return
-    yield "user", [_part(given)]
+    entries = _parts(body["input"])
+    if entries and all(isinstance(entry, dict) and "role" in entry for entry in entries):
+        yield from _chat(entries)
+    else:
+        yield "user", [_part(entry) for entry in entries]
 
 
 def _parts(content: object) -> list[object]:

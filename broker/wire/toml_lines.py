@@ -65,7 +65,7 @@ class _Scanner:
         is_array = self._text.startswith("[[", self._at)
         line = self._line_now()
         self._at += 2 if is_array else 1
-        path = self._in_arrays(self._key())
+        path = self._in_arrays(self._key(), line)
         self._at = self._text.index("]", self._at) + (2 if is_array else 1)
         self._note(path, line)
         if not is_array:
@@ -75,11 +75,12 @@ class _Scanner:
         self._note((*path, index), line)
         return (*path, index)
 
-    def _in_arrays(self, key: KeyPath) -> KeyPath:
+    def _in_arrays(self, key: KeyPath, line: int) -> KeyPath:
         """Resolve a header's key: a table inside an array of tables belongs to its latest entry."""
         path: KeyPath = ()
         for part in key[:-1]:
             path = (*path, part)
+            self._note(path, line)
             count = self._table_counts.get(path)
             path = path if count is None else (*path, count - 1)
         return (*path, key[-1])
