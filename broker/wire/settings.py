@@ -27,8 +27,8 @@ NUMBER_MAX = 2**53
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
 _AT = re.compile(r" - at `\$(.*)`$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(.*?)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`$")
 _SHOWN_CHARS_MAX = 60
 
 _T = TypeVar("_T")
@@ -102,12 +102,13 @@ class Settings:
         text = str(error)
         at = _AT.search(text)
         path = _path(at[1]) if at else ()
+        text = _AT.sub("", text)
         schema = _descend(inspect.type_info(kind), path)
         if unknown := _UNKNOWN.match(text):
             return self.problem((*root, *path, unknown[1]), _unknown(unknown[1], schema))
         if missing := _MISSING.match(text):
             return self.problem((*root, *path), f"{missing[1]} is missing; it must be given here")
-        allowed = _allowed(schema) or text.split(" - at ", maxsplit=1)[0]
+        allowed = _allowed(schema) or text
         shown = _shown(_look_up(value, path))
         return self.problem((*root, *path), f"{shown} is not allowed; it must be {allowed}")
 
@@ -134,9 +135,8 @@ def parse(data: bytes, *, source: str) -> Settings:
         raise _refused(source, *_syntax(error, text)) from error
     except (RecursionError, ValueError) as error:
         # ValueError: an integer with more digits than Python reads.
-        message = (
-            "tables are nested too deeply" if isinstance(error, RecursionError) else str(error)
-        )
+        too_deep = isinstance(error, RecursionError)
+        message = "tables are nested too deeply" if too_deep else "a number has too many digits"
         raise _refused(source, 0, message) from error
     problems = tuple(
         settings.problem(path, f"{_shown(number)} is not allowed; {message}")
