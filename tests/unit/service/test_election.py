@@ -7,8 +7,9 @@ import pytest
 from broker.bus.base import BucketSpec
 from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
-from broker.service.election import STEP_DOWN_SHARE, Election, leader_now
+from broker.service.election import STEP_DOWN_SHARE, Election, Term, leader_now
 from broker.wire.subjects import LEADER_BUCKET, LEADER_KEY
+from tests.turns import until
 
 TTL_S = 5.0
 
@@ -23,6 +24,11 @@ async def a_bus(clock: ManualClock) -> MemoryBus:
 def an_election(bus: MemoryBus, clock: ManualClock, *, broker: str = "b1") -> Election:
     """A candidate on the bus's own clock."""
     return Election(bus, broker=broker, ttl_s=TTL_S, now=clock.now_s)
+
+
+async def renewed(bus: MemoryBus, term: Term) -> bool:
+    """Whether the key was renewed since it was won."""
+    return (await bus.kv_get(LEADER_BUCKET, LEADER_KEY)).revision > term.epoch
 
 
 async def test_the_first_wins_and_its_epoch_is_the_revision_of_its_key() -> None:
@@ -44,8 +50,7 @@ async def test_renewals_keep_the_epoch() -> None:
     election = an_election(bus, clock)
     term = await election.win()
     keeping = asyncio.create_task(election.keep(term))
-    while (await bus.kv_get(LEADER_BUCKET, LEADER_KEY)).revision == term.epoch:
-        await asyncio.sleep(0)
+    await until(lambda: renewed(bus, term))
     now = await leader_now(bus)
     assert now is not None
     assert now[1] == term.epoch
@@ -106,9 +111,9 @@ async def test_a_lost_answer_to_a_renewal_is_not_a_lost_leadership() -> None:
     election = an_election(bus, clock)
     term = await election.win()
     keeping = asyncio.create_task(election.keep(term))
-    while (entry := await bus.kv_get(LEADER_BUCKET, LEADER_KEY)).revision == term.epoch:
-        await asyncio.sleep(0)
+    await until(lambda: renewed(bus, term))
     keeping.cancel()
+    entry = await bus.kv_get(LEADER_BUCKET, LEADER_KEY)
     await bus.kv_update(
         LEADER_BUCKET, LEADER_KEY, entry.value, revision=entry.revision, ttl_s=TTL_S
     )
