@@ -1,5 +1,10 @@
 # The part of xllamacpp that this project calls; the wheel is compiled and ships no types.
 
+class llama_flash_attn_type:  # noqa: N801 - The wheel's own name.
+    LLAMA_FLASH_ATTN_TYPE_AUTO: int
+    LLAMA_FLASH_ATTN_TYPE_DISABLED: int
+    LLAMA_FLASH_ATTN_TYPE_ENABLED: int
+
 class CommonParamsModel:
     path: str
 
@@ -26,6 +31,7 @@ class CommonParams:
     cont_batching: bool
     embedding: bool
     kv_unified: bool
+    flash_attn_type: int
     slot_prompt_similarity: float
     endpoint_metrics: bool
     endpoint_props: bool

@@ -1,0 +1,199 @@
+"""The whole answer out of its stream: what the engine would have said, had it not streamed.
+
+Deltas are merged by kind of value, so that a field nobody here has heard of survives: text is
+joined, lists are extended, objects are merged, anything else is replaced. Of the fields beside the
+choices the last non-null one stands.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol, cast
+
+import orjson
+
+from broker.wire.messages import Usage
+from worker_agent.engine.base import EngineFailed, EngineGarbage
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+RESPONSES = "/v1/responses"
+ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
+
+Json = dict[str, object]
+
+_COUNT_MAX = 2**53
+"""The wire's bound on a `Count`: an engine's nonsense must not spoil the record."""
+
+_NAMES = frozenset({"id", "type", "role", "name", "index", "object"})
+"""Text that names something: said once, or again in each delta, and never in pieces."""
+
+
+class Assembly(Protocol):
+    """Takes a stream's events, gives the whole answer."""
+
+    def add(self, event: Json) -> int:
+        """Take one event; returns how many tokens it brought, by the look of it."""
+        ...
+
+    def whole(self) -> Json:
+        """Return the answer. Raises EngineGarbage when the stream ended before it did."""
+        ...
+
+
+def assembly_for(endpoint: str, *, choices: int) -> Assembly | None:
+    """Return what assembles this endpoint's stream; None for an endpoint that doesn't stream."""
+    match endpoint:
+        case "/v1/chat/completions":
+            return ChoicesAssembly("chat.completion", choices)
+        case "/v1/completions":
+            return ChoicesAssembly("text_completion", choices)
+        case "/v1/responses":
+            return ResponseAssembly()
+        case _:
+            return None
+
+
+class ChoicesAssembly:
+    """Chat and text completions: choices by index, each with its own end."""
+
+    def __init__(self, kind: str, choices: int) -> None:
+        self._kind = kind
+        self._choices_min = choices
+        self._top: Json = {}
+        self._choices: dict[int, Json] = {}
+
+    def add(self, event: Json) -> int:
+        """Take one chunk."""
+        choices = event.get("choices")
+        if not isinstance(choices, list):
+            message = "a chunk of the stream has no choices"
+            raise EngineGarbage(message)
+        self._top.update((k, v) for k, v in event.items() if k != "choices" and v is not None)
+        return sum(self._add_choice(choice) for choice in cast("list[object]", choices))
+
+    def _add_choice(self, given: object) -> int:
+        choice = as_object(given, "a choice")
+        index = choice.get("index", 0)
+        if not isinstance(index, int):
+            message = f"a choice has the index {index!r:.40}"
+            raise EngineGarbage(message)
+        whole = self._choices.setdefault(index, {"index": index, "finish_reason": None})
+        brought = False
+        for name, value in choice.items():
+            if name == "delta" and value is not None:
+                delta = as_object(value, "a delta")
+                message = cast("Json", whole.setdefault("message", {"role": "assistant"}))
+                _merge(message, delta)
+                brought = any(v for k, v in delta.items() if k not in _NAMES)
+            elif name in ("text", "logprobs"):
+                _merge(whole, {name: value})
+                brought = brought or bool(value)
+            elif value is not None:
+                whole[name] = value
+        return int(brought)
+
+    def whole(self) -> Json:
+        """Return the answer once each choice has said why it ended."""
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        open_choices = sum(choice["finish_reason"] is None for choice in choices)
+        if open_choices or len(choices) < self._choices_min:
+            finished = len(choices) - open_choices
+            message = f"half a stream: {finished} of {self._choices_min} choices came to their end"
+            raise EngineGarbage(message)
+        for choice in choices:
+            if "message" in choice:
+                _tidy(cast("Json", choice["message"]))
+        return {**self._top, "object": self._kind, "choices": choices}
+
+
+class ResponseAssembly:
+    """/v1/responses: the last event holds the whole response."""
+
+    def __init__(self) -> None:
+        self._response: Json | None = None
+
+    def add(self, event: Json) -> int:
+        """Take one event."""
+        kind = event.get("type")
+        if kind in ("response.completed", "response.incomplete"):
+            self._response = as_object(event.get("response"), "the response")
+        elif kind == "response.failed":
+            raise EngineFailed(orjson.dumps(event).decode())
+        return int(isinstance(kind, str) and kind.endswith(".delta"))
+
+    def whole(self) -> Json:
+        """Return the response once it came."""
+        if self._response is None:
+            message = "half a stream: no response.completed"
+            raise EngineGarbage(message)
+        return self._response
+
+
+def usage_in(answer: Mapping[str, object]) -> tuple[Usage, int | None] | None:
+    """Return an answer's (or event's) usage and cached tokens, which are None when it doesn't say.
+
+    None when there is no usage at all.
+    """
+    usage = answer.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    counts = cast("Json", usage)
+    details = counts.get("prompt_tokens_details") or counts.get("input_tokens_details")
+    cached = _count(cast("Json", details), "cached_tokens") if isinstance(details, dict) else None
+    prompt = _count(counts, "prompt_tokens", "input_tokens") or 0
+    output = _count(counts, "completion_tokens", "output_tokens") or 0
+    return Usage(prompt, cached or 0, output), cached
+
+
+def as_object(value: object, what: str) -> Json:
+    """Return `value` if it is a JSON object. Raises EngineGarbage."""
+    if not isinstance(value, dict):
+        message = f"{what} is no JSON object: {orjson.dumps(value)[:80].decode(errors='replace')}"
+        raise EngineGarbage(message)
+    return cast("Json", value)
+
+
+def _count(counts: Json, *names: str) -> int | None:
+    for name in names:
+        value = counts.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _COUNT_MAX:
+            return value
+    return None
+
+
+def _merge(whole: Json, delta: Json) -> None:
+    """Merge `delta` into `whole`, in place."""
+    for name, value in delta.items():
+        old = whole.get(name)
+        if value is None:
+            whole.setdefault(name, None)
+        elif isinstance(old, str) and isinstance(value, str):
+            whole[name] = value if name in _NAMES else old + value
+        elif isinstance(value, list) and name == "tool_calls":
+            whole[name] = _merge_calls(cast("list[object]", old or []), cast("list[object]", value))
+        elif isinstance(old, list) and isinstance(value, list):
+            cast("list[object]", old).extend(cast("list[object]", value))
+        elif isinstance(old, dict) and isinstance(value, dict):
+            _merge(cast("Json", old), cast("Json", value))
+        else:
+            whole[name] = value
+
+
+def _merge_calls(calls: list[object], deltas: list[object]) -> list[object]:
+    """Merge tool calls: a delta belongs to the call of the same index."""
+    for given in deltas:
+        delta = as_object(given, "a tool call")
+        index = delta.get("index", len(calls))
+        same = [call for call in calls if cast("Json", call).get("index") == index]
+        if same:
+            _merge(cast("Json", same[0]), delta)
+        else:
+            calls.append({**delta, "index": index})
+    return calls
+
+
+def _tidy(message: Json) -> None:
+    """Give a message the form it has outside streams."""
+    message.setdefault("content", None)
+    for call in cast("list[Json]", message.get("tool_calls") or []):
+        call.pop("index", None)
