@@ -1,0 +1,269 @@
+"""The configuration file: what is taken, what is refused and how that is told."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from broker.core.policy import LanePolicy, Policy
+from broker.service.config import Config, ConfigError, default_config, load, loads
+
+EXAMPLE = Path("ops/inferlane.toml")
+
+SERVES = """\
+# Cases are appended from line 11 on.
+
+[policy]
+models = ["tiny", "big"]
+[[policy.lanes]]
+name = "acme"
+bands = [0, 1, 2]
+models = ["tiny"]
+[[policy.lanes]]
+name = "bolt"
+"""
+"""A valid file."""
+
+
+def _told(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        loads(text, source="f.toml")
+    return str(caught.value).splitlines()
+
+
+def test_file_with_lanes_and_models_only() -> None:
+    """All else has defaults."""
+    config = loads(SERVES)
+    assert config.policy.lanes[0] == LanePolicy(name="acme", bands=(0, 1, 2), models=("tiny",))
+    assert config == Config(policy=msgspec.structs.replace(Policy(), **_served(config)))
+
+
+def _served(config: Config) -> dict[str, object]:
+    return {"models": config.policy.models, "lanes": config.policy.lanes}
+
+
+def test_example_means_the_same_as_the_defaults() -> None:
+    """Nobody who copies the example changes anything by that."""
+    config = load(EXAMPLE)
+    assert config == default_config(lanes=["main"], models=["tiny"])
+
+
+def test_example_names_every_key() -> None:
+    """A knob that is not in the example is a knob that nobody finds."""
+    written = tomllib.loads(EXAMPLE.read_text())
+    text = EXAMPLE.read_text()
+    default = msgspec.to_builtins(default_config(lanes=["main"], models=["tiny"]))
+    for table in ("nats", "broker", "streams"):
+        assert written[table].keys() == default[table].keys()
+    for table in ("routing", "order", "leases"):
+        assert written["policy"][table].keys() == default["policy"][table].keys()
+    assert written["policy"]["lanes"][0].keys() == default["policy"]["lanes"][0].keys()
+    rows = msgspec.json.schema(Config)["$defs"]["QuotaRow"]["properties"]
+    assert [key for key in rows if f"# {key} = " not in text] == []
+
+
+def test_quota_rows_of_the_example() -> None:
+    """The commented rows of the example are valid once their `#` is taken away."""
+    lines = EXAMPLE.read_text().splitlines()
+    first = lines.index("# [[policy.quotas]]")
+    last = next(index for index in range(first, len(lines)) if not lines[index].startswith("#"))
+    for index in range(first, last):
+        lines[index] = lines[index].removeprefix("# ").removeprefix("#")
+    assert [row.name for row in loads("\n".join(lines)).policy.quotas] == [
+        "band=1",
+        "model=tiny lane=main",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", 'f.toml: policy.models: no model is named; give a list, such as models = ["tiny"]'),
+        (
+            "[broker]\nhttp_prt = 1\n" + SERVES,
+            'f.toml:2: broker.http_prt: no such key. Did you mean "http_port"? Known here: name, ',
+        ),
+        (
+            SERVES + "[[policy.lanes]]\nname = 'ac me'\n",
+            "f.toml:12: policy.lanes[2].name: lane 'ac me' is not 1 to 64 of the characters ",
+        ),
+        (
+            SERVES + "[[policy.lanes]]\nname = 'acme'\n",
+            'f.toml:12: policy.lanes[2].name: lane "acme" was given before (entry 0); keep one',
+        ),
+        (
+            SERVES + "models = ['tiny', 'bigg']\n",
+            'f.toml:11: policy.lanes[1].models[1]: no such model: "bigg". Did you mean "big"? ',
+        ),
+        (SERVES + "models = ['tiny', 'tiny']\n", 'f.toml:11: policy.lanes[1].models[1]: model "ti'),
+        (
+            SERVES + "bands = [1, 1]\n",
+            'f.toml:11: policy.lanes[1].bands[1]: band "1" was given bef',
+        ),
+        (
+            SERVES + "bands = []\n",
+            "f.toml:11: policy.lanes[1].bands: a lane without a band can't b",
+        ),
+        (
+            SERVES.replace("tiny", "", 1),
+            "f.toml:4: policy.models[0]: '' is empty or too long for a",
+        ),
+        (SERVES.replace("big", "é" * 40), "f.toml:4: policy.models[1]: 'ééé"),
+        (
+            SERVES + "[[policy.quotas]]\nlane = 'acm'\ninflight_jobs_max = 1\n",
+            'f.toml:12: policy.quotas[0].lane: no such lane: "acm". Did you mean "acme"? Known: ',
+        ),
+        (
+            SERVES + "[[policy.quotas]]\nmodel = 'x'\ninflight_jobs_max = 1\n",
+            'f.toml:12: policy.quotas[0].model: no such model: "x". Known: tiny, big',
+        ),
+        (
+            SERVES + "[[policy.quotas]]\nlane = 'acme'\nband = 3\ninflight_jobs_max = 1\n",
+            'f.toml:13: policy.quotas[0].band: no job can match: lane "acme" may not use band 3',
+        ),
+        (
+            SERVES + "[[policy.quotas]]\nlane = 'acme'\nmodel = 'big'\ninflight_jobs_max = 1\n",
+            'f.toml:13: policy.quotas[0].model: no job can match: lane "acme" may not use model "b',
+        ),
+        (
+            SERVES + "[[policy.quotas]]\nlane = 'acme'\n",
+            'f.toml:11: policy.quotas[0]: the row "lane=acme" limits nothing; give it a limit or ',
+        ),
+        (
+            SERVES + "[[policy.quotas]]\nband = 3\nqueued_jobs_max = 1\n",
+            "f.toml:13: policy.quotas[0].queued_jobs_max: batch queues are bounded by streams.batc",
+        ),
+        (
+            SERVES + "[[policy.quotas]]\ninflight_jobs_max = 1\n" * 2,
+            'f.toml:13: policy.quotas[1]: row "all" was given before (entry 0); keep one',
+        ),
+        (
+            SERVES + "[[policy.bands]]\nguaranteed_share = 0.25\n" * 4,
+            "f.toml:11: policy.bands: guaranteed shares add up to 1.00; they must leave some: bel",
+        ),
+        (
+            SERVES + "[[policy.bands]]\nguaranteed_share = 0.25\n",
+            "f.toml:11: policy.bands: a list of 1 is not allowed; it must be a list of exactly 4, ",
+        ),
+        (
+            SERVES + "[broker]\nheld_reserve_ratios = [0.5, 0.5, 0, 0]\n",
+            "f.toml:12: broker.held_reserve_ratios: the reserves add up to 1.00; they must leave",
+        ),
+        (
+            SERVES + "[policy.leases]\nlease_s = 1.0\n",
+            "f.toml:12: policy.leases.lease_s: 1 s must be longer than heartbeat_s (1 s)",
+        ),
+        (
+            SERVES + "[policy.leases]\nrevoke_s = 3.0\n",
+            "f.toml:12: policy.leases.revoke_s: 3 s must be longer than lease_s (3 s)",
+        ),
+        (
+            SERVES + "[policy.leases]\nretry_s_max = 0.1\n",
+            "f.toml:12: policy.leases.retry_s_max: must be at least retry_base_s (0.5 s)",
+        ),
+        (
+            SERVES + "[policy.leases]\nrun_s_max = 60.0\n",
+            "f.toml:11: policy.leases.stall_s: must be at most run_s_max (60 s), or it never acts",
+        ),
+        (
+            SERVES + "[broker]\nrenew_s = 31\n",
+            "f.toml:12: broker.renew_s: must be at most half of streams.ack_wait_s (60 s), so that",
+        ),
+        (SERVES + "[nats]\npassword = 'x'\n", "f.toml:12: nats.password: a password needs a user"),
+        (
+            SERVES + "[nats]\nuser = 'u'\ncreds_file = 'x'\n",
+            "f.toml:13: nats.creds_file: give either creds_file or user and password, not both",
+        ),
+        (
+            SERVES + "[broker]\nwindow_batch_jobs = 20_000\n",
+            "f.toml: streams.ack_pending_jobs_max: must be at least 20,000: the largest window (20",
+        ),
+        (
+            SERVES + "[[policy.quotas]]\ninflight_jobs_max = 1000\nqueued_jobs_max = 20_000\n",
+            "f.toml: streams.jobs_per_subject_max: must be at least 21,000: the largest queued_job",
+        ),
+        (
+            SERVES + "[nats]\nreplicas = 2\n",
+            "f.toml:12: nats.replicas: 2 is not allowed; it must b",
+        ),
+        (
+            SERVES + "[broker]\nname = 'a.b'\n",
+            'f.toml:12: broker.name: "a.b" is not allowed; it mu',
+        ),
+        (SERVES + "[broker]\nhttp_port = 65536\n", "f.toml:12: broker.http_port: 65536 is not all"),
+        (SERVES + "worker = 3\n", "f.toml:11: policy.lanes[1].worker: no such key."),
+        ("worker = 3\n", "f.toml:1: worker: 3 is not allowed; it must be a table"),
+    ],
+)
+def test_mistake(text: str, told: str) -> None:
+    """Each mistake is told first by its line and key, then by what to do."""
+    assert _told(text)[0].startswith(told)
+
+
+def test_all_disagreements_are_told_at_once() -> None:
+    """Whoever has made three mistakes learns of three."""
+    rows = "[[policy.quotas]]\nlane = 'x'\n[[policy.quotas]]\nlane = 'y'\nband = 1\n"
+    assert len(_told(SERVES + rows)) == 4
+
+
+def test_values_at_their_bounds() -> None:
+    """What a cross-check allows at its edge is allowed."""
+    config = loads(
+        SERVES
+        + """[[policy.quotas]]
+        inflight_jobs_max = 1000
+        queued_jobs_max = 19_000
+        [broker]
+        renew_s = 30
+        window_online_jobs = 9000
+        [policy.leases]
+        run_s_max = 120
+        """
+    )
+    assert config.streams.ack_pending_jobs_max == 9000 + 1000
+    assert config.streams.jobs_per_subject_max == 19_000 + 1000
+
+
+def test_file_of_a_worker_only() -> None:
+    """A worker's host needs no lanes in its file; its table is left as it stands."""
+    assert loads("[worker]\nworker = 'w1'\nslots = 'many'\n").worker == {
+        "worker": "w1",
+        "slots": "many",
+    }
+
+
+def test_worker_beside_half_a_policy() -> None:
+    """Once models are named, lanes are missed."""
+    text = "[worker]\nworker = 'w1'\n[policy]\nmodels = ['tiny']\n"
+    assert _told(text) == [
+        "f.toml:3: policy.lanes: no lane is named; add a [[policy.lanes]] table with a name"
+    ]
+
+
+def test_file_that_is_not_there(tmp_path: Path) -> None:
+    """The path is told, and why it can't be read."""
+    with pytest.raises(
+        ConfigError, match=r"absent.toml: cannot be read: no such file or directory"
+    ):
+        load(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match=r"cannot be read: is a directory"):
+        load(tmp_path)
+
+
+def test_defaults_for_a_bad_lane() -> None:
+    """Names given on a command line are judged like names in a file."""
+    with pytest.raises(ConfigError, match=r"^configuration: policy.lanes\[0\].name: lane 'a b'"):
+        default_config(lanes=["a b"], models=["tiny"])
+
+
+def test_four_thousand_lanes() -> None:
+    """A large file is read in a moment, and a mistake at its end is still told by its line."""
+    lanes = "".join(f"[[policy.lanes]]\nname = 'lane-{number}'\n" for number in range(4000))
+    quotas = "".join(
+        f"[[policy.quotas]]\nlane = 'lane-{number}'\ninflight_jobs_max = 9\n"
+        for number in range(4000)
+    )
+    text = f"[policy]\nmodels = ['m']\n{lanes}{quotas}"
+    assert len(loads(text).policy.quotas) == 4000
+    assert _told(text + "x = 1\n")[0].startswith("f.toml:20003: policy.quotas[3999].x: no such key")
