@@ -56,8 +56,11 @@ DELETE_FAILED, STREAM_EXISTS, MESSAGE_TOO_LARGE, TOO_MANY_REQUESTS = 10057, 1005
 WRONG_SEQUENCE = frozenset({10071, 10164})
 """Compare-and-set lost; the second is the wording without a number."""
 
-FULL = frozenset({10077, 10047, 10028, 10023, 10002, 10122})
-"""Store failed (a bound of the stream), or storage, memory or the account's resources used up."""
+NO_ROOM = frozenset({10047, 10028, 10023, 10002})
+"""Storage, memory or the account's resources are used up."""
+
+FULL = NO_ROOM | {10077, 10122}
+"""As above, or a bound of the stream itself is reached."""
 
 
 def error_of(error: ApiError, *, what: str) -> BusError:
@@ -121,7 +124,7 @@ class Streams:
             wanted = {**wanted, **_raised(present, wanted)}
             answer = await self._ask(f"STREAM.UPDATE.{spec.name}", {**present, **wanted})
         if answer.error is not None:
-            raise error_of(answer.error, what=f"stream {spec.name}")
+            raise _not_taken(answer.error, spec)
         _compare(await self.ask(f"STREAM.INFO.{spec.name}"), wanted, what=f"stream {spec.name}")
 
     async def stream_state(self, stream: str, *, subject: str = "") -> StreamState:
@@ -320,6 +323,18 @@ def consumer_config(spec: ConsumerSpec) -> dict[str, object]:
         "max_deliver": -1,
         "max_ack_pending": spec.max_ack_pending,
     }
+
+
+def _not_taken(error: ApiError, spec: StreamSpec) -> BusError:
+    if error.err_code in NO_ROOM:
+        # The server sets a stream's whole `max_bytes` aside at once.
+        message = (
+            f"stream {spec.name} wants {spec.max_bytes} bytes set aside, and the server has not "
+            f"that much left ({error.description}): raise `max_file` in its configuration, or lower the "
+            "lanes' bounds"
+        )
+        return BusError(message)
+    return error_of(error, what=f"stream {spec.name}")
 
 
 def _raised(present: Mapping[str, object], wanted: Mapping[str, object]) -> dict[str, object]:

@@ -52,7 +52,8 @@ class ServerOptions:
     user: str = ""
     password: str = ""
     max_mem: str = "256MB"
-    max_file: str = "20GB"
+    max_file: str = "1TB"
+    """Above the sum of all streams' own bounds, which the server sets aside as they are made."""
     monitor: bool = False
     """Whether to offer the HTTP monitor, on a free port."""
     extra: str = ""
