@@ -22,7 +22,7 @@ from broker.service.held import Shelf, Stage
 from broker.service.intake import Intake, open_pull
 from broker.service.loop import Loop, Observer
 from broker.service.outbox import Outbox
-from broker.service.queues import queue_addresses, window_of
+from broker.service.queues import queue_consumers, window_of
 from broker.service.reconcile import Reconciler
 from broker.service.recovery import collect_inventories, reset_queues
 from broker.service.views import lane_states
@@ -63,7 +63,7 @@ class Leadership:
         self._config = config
         self._observer = observer
         self._now = now
-        self.queues = queue_addresses(config.policy)
+        self.queues = queue_consumers(config)
         self.shelf = Shelf(
             bytes_max=config.broker.held_bytes_max,
             reserve_ratios=config.broker.held_reserve_ratios,

@@ -1,9 +1,47 @@
 """Which queues a configuration has, how deep each is pulled, and the topology behind them."""
 
+from broker.bus import topology
+from broker.bus.base import ConsumerSpec
+from broker.bus.topology import Bounds, LanePlan, Topology
 from broker.core.policy import LanePolicy, Policy, QuotaRow
 from broker.service.config import Config
 from broker.wire.ids import BATCH_BAND
 from broker.wire.subjects import JobAddress
+
+
+def bounds_of(config: Config) -> Bounds:
+    """Say what the server keeps for each lane."""
+    streams = config.streams
+    return Bounds(
+        jobs_per_subject_max=streams.jobs_per_subject_max,
+        batch_per_subject_max=streams.batch_per_subject_max,
+        lane_bytes_max=streams.lane_bytes_max,
+        batch_bytes_max=streams.batch_bytes_max,
+        results_bytes_max=streams.results_bytes_max,
+        results_age_s_max=streams.results_age_s_max,
+        dead_letters_bytes_max=streams.dead_letters_bytes_max,
+        dead_letters_age_s_max=streams.dead_letters_age_s_max,
+        duplicate_window_s=streams.duplicate_window_s,
+        ack_wait_s=streams.ack_wait_s,
+        ack_pending_jobs_max=streams.ack_pending_jobs_max,
+        replicas=config.nats.replicas,
+    )
+
+
+def topology_of(config: Config) -> Topology:
+    """Lay out all streams, buckets and consumers of a configuration. Raises MalformedName."""
+    policy = config.policy
+    plans = [LanePlan(lane.name, models_of(policy, lane), lane.bands) for lane in policy.lanes]
+    return topology.of(plans, bounds_of(config))
+
+
+def queue_consumers(config: Config) -> dict[JobAddress, ConsumerSpec]:
+    """Specify the consumer of every queue (lane, band, model), most urgent band first."""
+    bounds = bounds_of(config)
+    return {
+        at: topology.consumer_spec(at.lane, at.band, at.model, bounds)
+        for at in queue_addresses(config.policy)
+    }
 
 
 def models_of(policy: Policy, lane: LanePolicy) -> tuple[str, ...]:

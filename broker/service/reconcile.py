@@ -9,17 +9,15 @@ may be a message in flight counts only when a second look finds it again.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
-from broker.bus import topology
-from broker.bus.base import Bus, BusError, NotFound
+from broker.bus.base import Bus, BusError, ConsumerSpec, NotFound
 from broker.core.events import JobEnded
 from broker.service.held import Held, Shelf, Stage
 from broker.service.loop import Loop
-from broker.wire import subjects
 from broker.wire.subjects import JobAddress
 
 GONE_LOOKUPS_MAX = 200
@@ -65,7 +63,7 @@ class Reconciler:
     bus: Bus
     loop: Loop
     shelf: Shelf
-    queues: tuple[JobAddress, ...]
+    queues: Mapping[JobAddress, ConsumerSpec]
     now: Callable[[], float]
     found: Callable[[str], None]
     """Called with the kind of each difference."""
@@ -92,10 +90,10 @@ class Reconciler:
 
     async def _pass(self) -> Report:
         differences: list[Found] = []
-        for address in self.queues:
-            count = await self._count(address)
+        for address, spec in self.queues.items():
+            count = await self._count(address, spec)
             if count is not None:
-                differences += await self._repair(count)
+                differences += await self._repair(count, spec)
         for found in differences:
             self.found(found.kind)
             _log.warning(
@@ -107,34 +105,26 @@ class Reconciler:
             self.found("alarm")
         return Report(checked, tuple(differences))
 
-    async def _count(self, address: JobAddress) -> _Count | None:
-        stream = subjects.jobs_stream(address.lane, address.band)
-        subject = subjects.jobs(address.lane, address.band, address.model)
-        consumer = subjects.job_consumer(address.band, address.model)
+    async def _count(self, address: JobAddress, spec: ConsumerSpec) -> _Count | None:
         try:
-            state = await self.bus.consumer_state(stream, consumer)
+            state = await self.bus.consumer_state(spec.stream, spec.name)
         except NotFound:
-            await topology.ensure_queue(self.bus, address.lane, address.band, address.model)
+            await self.bus.ensure_consumer(spec)
             return None
-        stored = (await self.bus.subject_counts(stream, subject=subject)).get(subject, 0)
+        subject = spec.filter_subject
+        stored = (await self.bus.subject_counts(spec.stream, subject=subject)).get(subject, 0)
         known = sum(1 + len(held.duplicates) for held in self._of(address))
         return _Count(address, known, state.ack_pending, state.pending, stored)
 
-    async def _repair(self, count: _Count) -> list[Found]:
+    async def _repair(self, count: _Count, spec: ConsumerSpec) -> list[Found]:
         differences = await self._gone(count) if count.known > count.ack_pending else []
         undelivered = count.stored - count.pending - count.ack_pending
         if self._seen_twice("undelivered", count.address, undelivered):
-            spec = topology.consumer_spec(
-                count.address.lane, count.address.band, count.address.model
-            )
             await self.bus.ensure_consumer(spec, recreate=True)
             differences.append(Found("undelivered", _name(count.address), "", f"{undelivered}"))
         unheld = count.ack_pending - count.known
         if self._seen_twice("delivered_unheld", count.address, unheld):
-            await self.bus.reset_consumer(
-                subjects.jobs_stream(count.address.lane, count.address.band),
-                subjects.job_consumer(count.address.band, count.address.model),
-            )
+            await self.bus.reset_consumer(spec.stream, spec.name)
             differences.append(Found("delivered_unheld", _name(count.address), "", f"{unheld}"))
         return differences
 
@@ -162,7 +152,7 @@ class Reconciler:
                     gone.append(Found("held_gone", held.key))
         return gone
 
-    def _of(self, address: JobAddress) -> Iterable[Held]:
+    def _of(self, address: JobAddress) -> list[Held]:
         return [
             held
             for held in self.shelf.jobs()

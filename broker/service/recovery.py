@@ -6,13 +6,13 @@ pull outstanding, a reset would feed *it*, so the consumer is made anew under th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
-from broker.bus import topology
-from broker.bus.base import Bus, BusError, NotFound
+from broker.bus.base import Bus, BusError, ConsumerSpec, NotFound
 from broker.service.fleet import Fleet
 from broker.wire import subjects
 from broker.wire.codec import encode
@@ -41,9 +41,12 @@ class QueueMark:
     recreated: bool
 
 
-async def reset_queues(bus: Bus, queues: Iterable[JobAddress]) -> list[QueueMark]:
+async def reset_queues(bus: Bus, queues: Mapping[JobAddress, ConsumerSpec]) -> list[QueueMark]:
     """Make every queue deliver its un-acknowledged messages again, oldest first, to us alone."""
-    return [await _until_answered(lambda at=address: _reset(bus, at)) for address in queues]
+    marks: list[QueueMark] = []
+    for address, spec in queues.items():
+        marks.append(await _until_answered(partial(_reset, bus, address, spec)))
+    return marks
 
 
 async def _until_answered(step: Callable[[], Awaitable[QueueMark]]) -> QueueMark:
@@ -55,20 +58,17 @@ async def _until_answered(step: Callable[[], Awaitable[QueueMark]]) -> QueueMark
         await asyncio.sleep(RETRY_S)
 
 
-async def _reset(bus: Bus, address: JobAddress) -> QueueMark:
-    stream = subjects.jobs_stream(address.lane, address.band)
-    consumer = subjects.job_consumer(address.band, address.model)
+async def _reset(bus: Bus, address: JobAddress, spec: ConsumerSpec) -> QueueMark:
     try:
-        state = await bus.consumer_state(stream, consumer)
+        state = await bus.consumer_state(spec.stream, spec.name)
     except NotFound:
-        await topology.ensure_queue(bus, address.lane, address.band, address.model)
+        await bus.ensure_consumer(spec)
         return QueueMark(address, 0, 0, recreated=True)
     recreate = state.waiting > 0
     if recreate:
-        spec = topology.consumer_spec(address.lane, address.band, address.model)
         await bus.ensure_consumer(spec, recreate=True)
     elif state.ack_pending:
-        await bus.reset_consumer(stream, consumer)
+        await bus.reset_consumer(spec.stream, spec.name)
     return QueueMark(address, state.delivered_sequence, state.ack_pending, recreate)
 
 
