@@ -1,0 +1,61 @@
+"""`inferlane worker`: run a worker agent beside an engine."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from worker_agent.config import EngineKind
+
+
+def worker(  # noqa: PLR0913  # One parameter is one flag.
+    *,
+    config: Annotated[Path | None, Parameter(alias="-c")] = None,
+    name: str | None = None,
+    nats: str | None = None,
+    engine: EngineKind | None = None,
+    base_url: str | None = None,
+    gguf: Path | None = None,
+    model: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    slots: int | None = None,
+    drain_s_max: float | None = None,
+) -> int:
+    """Serve jobs with the engine beside it, until SIGTERM: then finish what runs and leave.
+
+    Beside vLLM, SGLang, llama.cpp or any OpenAI-compatible server:
+
+        inferlane worker --name gpu1 --base-url http://127.0.0.1:8000
+
+    With a llama.cpp server of its own:
+
+        inferlane worker --name cpu1 --engine llama --gguf model.gguf --model my-model
+
+    Exit codes: 0 drained and left, 1 could not start, 2 wrong settings, 3 another agent runs under
+    this name. A second signal leaves at once.
+
+    Args:
+        config: TOML file with a [worker] table; the flags below go before it.
+        name: Name of this worker in the cluster. No two may share one.
+        nats: Message server, nats://host:port.
+        engine: Kind of engine.
+        base_url: Where an engine of kind openai listens: http://host:port or unix:/path/of.sock.
+        gguf: Model file for an engine of kind llama.
+        model: A model it serves, NAME or NAME=ENGINE'S-NAME; repeat for more.
+        slots: Jobs at once; never more than the engine has.
+        drain_s_max: Seconds that running jobs may take to finish after SIGTERM.
+    """
+    from worker_agent import main
+    from worker_agent.flags import read_settings
+
+    given: dict[str, Any] = {
+        "worker": name,
+        "nats": nats,
+        "engine": engine,
+        "base_url": base_url,
+        "gguf": None if gguf is None else str(gguf),
+        "model": model,
+        "slots": slots,
+        "drain_s_max": drain_s_max,
+    }
+    settings = read_settings(config, given)
+    return main.EXIT_SETTINGS if settings is None else main.run(settings)

@@ -1,0 +1,369 @@
+"""The worker agent: takes orders for one engine, runs what it accepts, and tells what it does.
+
+It pulls nothing: a broker sends orders, each answered at once. Whose orders count is the fence's
+word, what runs is the ledger's, how one attempt lives is `attempt`'s. Bus and engine come from
+outside, so a test may hand in either with faults.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+
+import structlog
+
+from broker.bus.base import Bus, BusError, Message, NotFound, Subscription
+from broker.wire import codec, subjects
+from broker.wire.messages import Heartbeat, Inventory, Leader, Reason
+from worker_agent.acks import Acks
+from worker_agent.attempt import Attempts
+from worker_agent.cache_model import CacheLimits, CacheModel
+from worker_agent.config import WorkerConfig
+from worker_agent.engine.base import Engine, Facts
+from worker_agent.engine_watch import EngineWatch
+from worker_agent.fence import Fence
+from worker_agent.heartbeat import Report
+from worker_agent.ledger import Ledger, Running, Stop
+from worker_agent.models import ModelNames
+from worker_agent.notes import Notes
+from worker_agent.orders import OrderDesk
+from worker_agent.records import RecordWriter, backoff_s
+from worker_agent.supervised import Supervisor
+
+_log = structlog.get_logger(__name__)
+
+NOTICE_CHARS_MAX = 256
+"""Of a heartbeat's notice, `ShortText` on the wire."""
+
+
+class Superseded(Exception):
+    """A newer agent runs under this worker's name: this one must not go on."""
+
+
+class Agent:
+    """One worker."""
+
+    def __init__(
+        self,
+        *,
+        config: WorkerConfig,
+        bus: Bus,
+        engine: Engine,
+        now_s: Callable[[], float] = time.time,
+        version: str = "",
+    ) -> None:
+        self.config = config
+        self.incarnation = round(now_s() * 1000)
+        self.up = asyncio.Event()
+        """Set once orders are heard."""
+        self.on_urgent: Callable[[], None] = lambda: None
+        """Called when the next heartbeat should not wait for its time."""
+        self.fence = Fence()
+        self.ledger = Ledger(
+            unacknowledged_max=config.ack_retries_max,
+            finished_max=config.finished_max,
+            seen_max=config.seen_max,
+            finished_beats=config.finished_beats,
+        )
+        self._bus = bus
+        self._now_s = now_s
+        self._version = version
+        self._names = ModelNames(config.models)
+        self._cache = CacheModel(_cache_limits(config))
+        self._watch = EngineWatch(
+            engine,
+            poll_s=config.poll_s,
+            poll_s_max=config.poll_s_max,
+            on_change=self._engine_changed,
+            on_restart=self._engine_restarted,
+        )
+        self._notes = Notes(bus, worker=config.worker, incarnation=self.incarnation)
+        self._acks = Acks(
+            bus,
+            self.ledger,
+            renew_s=config.renew_s,
+            retry_base_s=config.retry_base_s,
+            retry_s_max=config.retry_s_max,
+            call_s_max=config.call_s_max,
+            now_s=now_s,
+        )
+        writer = RecordWriter(
+            bus,
+            retry_base_s=config.retry_base_s,
+            retry_s_max=config.retry_s_max,
+            call_s_max=config.call_s_max,
+            on_full=self._results_full,
+            on_room=self._results_have_room,
+        )
+        self._supervisor = Supervisor(
+            engine=engine,
+            writer=writer,
+            cache=self._cache,
+            notes=self._notes,
+            names=self._names,
+            check_s_max=config.check_s_max,
+            now_s=now_s,
+        )
+        self._attempts = Attempts(
+            worker=config.worker,
+            ledger=self.ledger,
+            supervisor=self._supervisor,
+            writer=writer,
+            acks=self._acks,
+            notes=self._notes,
+            now_s=now_s,
+        )
+        self._desk = OrderDesk(
+            fence=self.fence,
+            ledger=self.ledger,
+            watch=self._watch,
+            names=self._names,
+            incarnation=self.incarnation,
+            begin=self._begin,
+            stop=self._supervisor.stop,
+            now_s=now_s,
+        )
+        self._waiting_records: Counter[str] = Counter()
+        """Records that a full results stream refuses, by lane."""
+        self._leaving = asyncio.Event()
+        self._link_is_up = asyncio.Event()
+        self._lives: set[asyncio.Task[None]] = set()
+        self._spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]] | None = None
+        self._superseded_by = 0
+        self._reports = 0
+        self._drained = False
+
+    # ---- life ----
+
+    async def run(self) -> None:
+        """Serve until `leave` was called and what ran has ended. Cancelling it aborts all at once.
+
+        Raises Superseded when a newer agent took this worker's name.
+        """
+        self._bus.on_link(self._link_changed)
+        await self._watch.ask()
+        async with asyncio.TaskGroup() as group:
+            self._spawn = group.create_task
+            duties = [
+                group.create_task(duty)
+                for duty in (
+                    self._watch.run(),
+                    self._acks.renew(),
+                    self._acks.retry(),
+                    self._follow_leader(),
+                    self._age_cache(),
+                )
+            ]
+            subscriptions = await self._listen()
+            self.up.set()
+            await self._leaving.wait()
+            await self._empty()
+            for subscription in subscriptions:
+                await subscription.unsubscribe()
+            for task in (*duties, *self._lives):
+                task.cancel()
+        if self._superseded_by:
+            message = (
+                f"another agent runs as worker {self.config.worker} and started later: "
+                "give each worker a name of its own"
+            )
+            raise Superseded(message)
+
+    def leave(self) -> None:
+        """Take nothing new, finish what runs within `drain_s_max`, hand the rest back, end."""
+        self._desk.is_leaving = True
+        self._leaving.set()
+        self.on_urgent()
+
+    async def _listen(self) -> list[Subscription]:
+        if not await self._learn_epoch():
+            self._link_is_up.set()
+        worker = self.config.worker
+        return [
+            await self._bus.subscribe(subjects.heartbeat(worker), self._heard_heartbeat),
+            await self._bus.subscribe(subjects.INVENTORY, self._heard_inventory),
+            await self._bus.subscribe(subjects.work(worker), self._heard_order),
+        ]
+
+    async def _empty(self) -> None:
+        """Let what runs end, then hand it back, then let acks follow: each within a bound."""
+        if not self._superseded_by:
+            await self._lives_end(self.config.drain_s_max)
+        for running in list(self.ledger.running.values()):
+            self._supervisor.stop(running, Stop(Reason.HANDED_BACK))
+        await self._lives_end(self.config.leave_s_max)
+        try:
+            async with asyncio.timeout(self.config.leave_s_max):
+                await self._acks.paid()
+        except TimeoutError:
+            _log.warning("left with acks not confirmed", acks=self._acks.owed)
+
+    async def _lives_end(self, longest_s: float) -> None:
+        if self._lives:
+            await asyncio.wait(self._lives, timeout=longest_s)
+
+    # ---- orders ----
+
+    async def _heard_order(self, message: Message) -> None:
+        epoch = self.fence.epoch
+        reply = self._desk.take(message.data)
+        if self.fence.epoch != epoch:
+            _log.info("new leader", epoch=self.fence.epoch)
+        if message.reply:
+            try:
+                await self._bus.publish(message.reply, codec.encode(reply))
+            except BusError as error:
+                # The broker reads the order's fate from the echo.
+                _log.warning("order not answered", error=repr(error))
+
+    def _heard_inventory(self, message: Message) -> None:
+        try:
+            inventory = codec.decode(message.data, Inventory)
+        except codec.MalformedMessage as error:
+            _log.warning("not an inventory", error=str(error))
+            return
+        self.fence.learn(inventory.epoch)
+        is_for_us = inventory.worker in ("", self.config.worker)
+        if is_for_us and inventory.epoch == self.fence.epoch:
+            self._cache.ask_full()
+            self.on_urgent()
+
+    def _heard_heartbeat(self, message: Message) -> None:
+        """Hear our own name: only a second agent under it has another incarnation."""
+        try:
+            heartbeat = codec.decode(message.data, Heartbeat)
+        except codec.MalformedMessage:
+            return
+        if heartbeat.incarnation > self.incarnation:
+            self._superseded_by = heartbeat.incarnation
+            self.leave()
+
+    def _begin(self, running: Running) -> None:
+        assert self._spawn is not None, "orders are heard only while the agent runs"
+        task = self._spawn(self._attempts.live(running))
+        self._lives.add(task)
+        task.add_done_callback(self._lives.discard)
+
+    # ---- the leader ----
+
+    def _link_changed(self, up: bool, /) -> None:  # noqa: FBT001  # As `Bus.on_link` calls it.
+        if up:
+            self._link_is_up.set()
+            self._acks.nudge()
+            self.on_urgent()
+
+    async def _follow_leader(self) -> None:
+        """Read the leader key after each reconnect: an epoch may have passed meanwhile."""
+        config = self.config
+        while True:
+            await self._link_is_up.wait()
+            self._link_is_up.clear()
+            for pause_s in backoff_s(base_s=config.retry_base_s, longest_s=config.retry_s_max):
+                if await self._learn_epoch():
+                    break
+                await asyncio.sleep(pause_s)
+
+    async def _learn_epoch(self) -> bool:
+        """Read the leader key; False when the bus could not tell. Orders teach the epoch too."""
+        try:
+            entry = await self._bus.kv_get(subjects.LEADER_BUCKET, subjects.LEADER_KEY)
+            leader = codec.decode(entry.value, Leader)
+            self.fence.learn(leader.epoch or entry.revision)
+        except NotFound:
+            return True  # Nobody leads now.
+        except codec.MalformedMessage as error:
+            _log.warning("the leader key can't be read", error=str(error))
+        except BusError as error:
+            _log.debug("the leader is not known yet", error=repr(error))
+            return False
+        return True
+
+    # ---- the engine ----
+
+    def _engine_changed(self) -> None:
+        self._names.learn(self._watch.readiness.models)
+        self.on_urgent()
+
+    def _engine_restarted(self, facts: Facts) -> None:
+        self._cache.resize(facts.kv_tokens_max)
+        self._cache.clear()
+        self.on_urgent()
+
+    async def _age_cache(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.cache_refresh_s)
+            self._cache.expire(at_s=self._now_s())
+
+    def _results_full(self, lane: str) -> None:
+        self._waiting_records[lane] += 1
+        _log.error("results stream full", lane=lane, waiting=self._waiting_records[lane])
+        self.on_urgent()
+
+    def _results_have_room(self, lane: str) -> None:
+        self._waiting_records[lane] -= 1
+        self.on_urgent()
+
+    # ---- reports ----
+
+    def report(self, sent_number: int) -> Report:
+        """Make the next heartbeat, given the number of the last one that went out (0: none)."""
+        if sent_number == self._reports:
+            if sent_number:
+                self.ledger.reported()
+        else:
+            self._cache.ask_full()
+        self._reports += 1
+        return Report(self._reports, self._heartbeat())
+
+    def _heartbeat(self) -> Heartbeat:
+        facts = self._watch.facts
+        return Heartbeat(
+            worker=self.config.worker,
+            incarnation=self.incarnation,
+            sequence=0,
+            epoch=self.fence.epoch,
+            echo=self.fence.echo,
+            at_s=self._now_s(),
+            models=self._names.served,
+            slots=facts.slots,
+            ready=self._watch.readiness.ready,
+            draining=self._desk.draining,
+            drained=self._is_drained(),
+            inflight=self.ledger.inflight(),
+            finished=self.ledger.finished(),
+            load=self._watch.load,
+            summary=self._cache.report(),
+            engine_incarnation=facts.incarnation,
+            version=self._version,
+            notice=self._notice()[:NOTICE_CHARS_MAX],
+        )
+
+    def _is_drained(self) -> bool:
+        empty = not self.ledger.running and not self.ledger.unacknowledged
+        drained = self._desk.draining and empty
+        if drained and not self._drained:
+            _log.info("drained")
+        self._drained = drained
+        return drained
+
+    def _notice(self) -> str:
+        parts: list[str] = []
+        lanes = sorted(+self._waiting_records)
+        if lanes:
+            parts.append(f"results stream full: lanes {', '.join(lanes)}")
+        if self._acks.owed:
+            parts.append(f"{self._acks.owed} acks not confirmed")
+        if not self._watch.readiness.ready:
+            parts.append(f"engine not ready: {self._watch.readiness.detail}")
+        return "; ".join(parts)
+
+
+def _cache_limits(config: WorkerConfig) -> CacheLimits:
+    return CacheLimits(
+        tokens_max=config.cache_tokens,
+        sequences=config.cached_sequences,
+        ttl_s=config.cache_ttl_s,
+        refresh_s=config.cache_refresh_s,
+        prefix_tokens_min=config.prefix_tokens_min,
+        summary_bytes_max=config.summary_bytes_max,
+    )

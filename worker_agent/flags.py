@@ -1,0 +1,62 @@
+"""Command-line flags of the agent: a configuration file, and single settings over it."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from broker.wire.settings import SettingsError
+from worker_agent import config as settings
+from worker_agent.config import WorkerConfig
+
+
+def parse_flags(arguments: Sequence[str]) -> WorkerConfig | None:
+    """Read flags into a configuration; None after a mistake, which was told on standard error."""
+    given = vars(_parser().parse_args(arguments))
+    return read_settings(given.pop("config"), given)
+
+
+def read_settings(path: Path | None, given: Mapping[str, Any]) -> WorkerConfig | None:
+    """Read a file, and flags (None or empty = not given) over it; mistakes as `parse_flags`."""
+    try:
+        return settings.load(path, overrides=_overrides(given))
+    except (SettingsError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return None
+
+
+def model_names(pairs: Sequence[str]) -> dict[str, str]:
+    """Read `served` or `served=engine's own name`, one each."""
+    split = (pair.partition("=") for pair in pairs)
+    return {served: own or served for served, _, own in split}
+
+
+def _overrides(given: Mapping[str, Any]) -> dict[str, Any]:
+    overrides = {name: value for name, value in given.items() if value not in (None, (), [])}
+    if models := overrides.pop("model", None):
+        overrides["models"] = model_names(models)
+    if url := overrides.pop("nats", None):
+        overrides["nats"] = {"url": url}
+    return overrides
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m worker_agent.main", description="Serve jobs with the engine beside it."
+    )
+    parser.add_argument("--config", type=Path, help="TOML file with a [worker] table")
+    parser.add_argument("--worker", help="name of this worker; no two may share one")
+    parser.add_argument("--nats", metavar="URL", help="message server")
+    parser.add_argument("--engine", choices=("openai", "llama", "fake"))
+    parser.add_argument("--base-url", help="openai: http://host:port or unix:/path/of.sock")
+    parser.add_argument("--gguf", help="llama: the model file")
+    parser.add_argument("--slots", type=int, help="jobs at once")
+    parser.add_argument(
+        "--model",
+        action="append",
+        metavar="NAME[=ENGINE'S]",
+        help="a model it serves; repeat for more",
+    )
+    parser.add_argument("--drain-s-max", type=float, help="longest drain after SIGTERM")
+    return parser

@@ -1,0 +1,35 @@
+"""Names of models: what jobs ask for, and what the engine calls the same thing."""
+
+from collections.abc import Mapping
+from typing import cast
+
+import orjson
+
+from broker.wire.messages import Job
+
+
+class ModelNames:
+    """The map from served names to the engine's own; without one, the engine's are served."""
+
+    def __init__(self, configured: Mapping[str, str]) -> None:
+        self._configured = dict(configured)
+        self.served: tuple[str, ...] = tuple(self._configured)
+        """Names that jobs may ask for here; empty until the engine told its own."""
+
+    def learn(self, engine_models: tuple[str, ...]) -> None:
+        """Take the engine's own names, where none are configured."""
+        if not self._configured:
+            self.served = engine_models
+
+    def body(self, job: Job) -> bytes:
+        """Return the body for the engine: untouched, but for a model it calls by another name."""
+        name = self._configured.get(job.model, job.model)
+        if name == job.model:
+            return job.body
+        try:
+            fields: object = orjson.loads(job.body)
+        except orjson.JSONDecodeError:
+            return job.body  # The engine refuses it in its own words.
+        if not isinstance(fields, dict):
+            return job.body
+        return orjson.dumps({**cast("dict[str, object]", fields), "model": name})

@@ -1,0 +1,87 @@
+"""What the agent says at once: notes to the broker, tokens and ends to the caller.
+
+All of it is at most once. A lost note is healed by the next heartbeat; a lost token shows as a gap
+in the index, and the whole answer stands in the record; a lost end is found by the caller's own
+watchdog.
+"""
+
+from collections import Counter
+
+from broker.bus.base import Bus, BusError, PayloadTooLarge
+from broker.wire import codec, subjects
+from broker.wire.messages import (
+    AttemptEnded,
+    End,
+    Finished,
+    FirstToken,
+    Job,
+    StoredEnd,
+    Tokens,
+    WorkerNote,
+)
+from worker_agent.ledger import Running
+
+
+class Notes:
+    """Publishes, and counts what could not be sent."""
+
+    def __init__(self, bus: Bus, *, worker: str, incarnation: int) -> None:
+        self._bus = bus
+        self._worker = worker
+        self._incarnation = incarnation
+        self._subject = subjects.worker_note(worker)
+        self.counts: Counter[str] = Counter()
+
+    async def first_token(self, running: Running) -> None:
+        """Tell the broker that a prefill is done."""
+        await self._note(
+            FirstToken(
+                worker=self._worker,
+                incarnation=self._incarnation,
+                key=running.key,
+                attempt=running.attempt,
+                ttft_s=running.ttft_s,
+                cached_tokens=running.cached_tokens,
+            )
+        )
+
+    async def ended(self, finished: Finished) -> None:
+        """Tell the broker that a slot is free."""
+        await self._note(
+            AttemptEnded(worker=self._worker, incarnation=self._incarnation, finished=finished)
+        )
+
+    async def tokens(self, running: Running, *, index: int, data: bytes) -> None:
+        """Pass some of the answer on to the caller."""
+        tokens = Tokens(job=running.job.id, attempt=running.attempt, index=index, data=data)
+        await self._send(_out(running.job), codec.encode(tokens), what="tokens")
+
+    async def end(self, job: Job, record: bytes) -> None:
+        """Tell the caller that its job ended: with the record, unless that is too large."""
+        data = codec.encode(End(job=job.id, record=record))
+        if len(data) <= codec.MESSAGE_BYTES_MAX and await self._sent_whole(_out(job), data):
+            return
+        await self._send(_out(job), codec.encode(StoredEnd(job=job.id)), what="end")
+
+    async def _sent_whole(self, subject: str, data: bytes) -> bool:
+        try:
+            await self._bus.publish(subject, data)
+        except PayloadTooLarge:
+            return False
+        except BusError:
+            self.counts["end_unsent"] += 1
+        return True
+
+    async def _note(self, note: WorkerNote) -> None:
+        await self._send(self._subject, codec.encode(note), what="note")
+
+    async def _send(self, subject: str, data: bytes, *, what: str) -> None:
+        try:
+            await self._bus.publish(subject, data)
+        except BusError:
+            self.counts[f"{what}_unsent"] += 1
+
+
+def _out(job: Job) -> str:
+    # From lane and client alone: no field of a message may choose where an answer goes.
+    return subjects.out(job.lane, job.client, job.id)

@@ -1,0 +1,167 @@
+"""Runs one job on the engine until its answer, an error, a limit or an order to stop.
+
+One cancel scope serves them all. Its deadline is the nearest of the stall, the run time and the
+job's own deadline, moved at each new token; an order to stop moves it to now. What is cut short is
+aborted in the engine.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from broker.wire.messages import Reason, Usage
+from broker.wire.prefix import BLOCKS_MAX, unpack_hashes
+from worker_agent.cache_model import CacheModel
+from worker_agent.engine.base import (
+    Chunk,
+    Completed,
+    Engine,
+    EngineError,
+    EngineFailed,
+    EngineGarbage,
+    EngineRequest,
+)
+from worker_agent.ledger import Running, Step, Stop
+from worker_agent.models import ModelNames
+from worker_agent.notes import Notes
+from worker_agent.records import RecordWriter, Standing
+
+Verdict = Standing | Completed | EngineError | Stop
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The cancel scope of one attempt, and why it would end now."""
+
+    scope: asyncio.Timeout
+    reason: Reason = Reason.HANDED_BACK
+
+
+class Supervisor:
+    """Watches any number of attempts."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        writer: RecordWriter,
+        cache: CacheModel,
+        notes: Notes,
+        names: ModelNames,
+        check_s_max: float,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._cache = cache
+        self._notes = notes
+        self._names = names
+        self._check_s_max = check_s_max
+        self._now_s = now_s
+        self._watches: dict[str, _Watch] = {}
+
+    async def run(self, running: Running) -> Verdict:
+        """Look for a record that stands; without one, run the engine. Raises no EngineError."""
+        watch = _Watch(asyncio.timeout(None))
+        try:
+            async with watch.scope:
+                self._watches[running.key] = watch
+                return running.stop or await self._check_and_run(running, watch)
+        except EngineError as error:
+            return error
+        except TimeoutError as error:
+            if not watch.scope.expired():
+                return EngineFailed(f"the engine client timed out: {error!r}")
+            return running.stop or Stop(watch.reason)
+        finally:
+            self._watches.pop(running.key, None)
+
+    def stop(self, running: Running, stop: Stop) -> None:
+        """Stop an attempt, unless it has its answer already. The first order counts."""
+        if running.stop is not None or running.step is Step.RECORDING:
+            return
+        running.stop = stop
+        watch = self._watches.get(running.key)
+        if watch is not None and not watch.scope.expired():
+            watch.scope.reschedule(asyncio.get_running_loop().time())
+
+    async def _check_and_run(self, running: Running, watch: _Watch) -> Verdict:
+        self._arm(running, watch, limit_s=self._check_s_max, reason=Reason.HANDED_BACK)
+        standing = await self._writer.find(running.job.lane, running.job.id)
+        if standing is not None:
+            return standing
+        running.step = Step.ENGINE
+        chain = _chain(running)
+        name = (running.key, running.attempt)
+        self._cache.begin(name, chain, at_s=self._now_s())
+        usage: Usage | None = None
+        try:
+            answer = await self._ask(running, watch)
+            usage = answer.usage
+        finally:
+            cached_tokens = running.cached_tokens if usage is not None else None
+            self._cache.end(name, at_s=self._now_s(), usage=usage, cached_tokens=cached_tokens)
+        return answer
+
+    async def _ask(self, running: Running, watch: _Watch) -> Completed:
+        self._arm(running, watch, limit_s=running.order.stall_s, reason=Reason.STALLED)
+        index = 0
+        async with aclosing(self._engine.run(self._request(running))) as outputs:
+            async for output in outputs:
+                if isinstance(output, Completed):
+                    if output.cached_tokens is not None:
+                        running.cached_tokens = output.cached_tokens
+                    return output
+                await self._progress(running, watch, output)
+                if output.data and running.job.stream:
+                    await self._notes.tokens(running, index=index, data=output.data)
+                    index += 1
+        message = "the engine's answer ended without a result"
+        raise EngineGarbage(message)
+
+    async def _progress(self, running: Running, watch: _Watch, chunk: Chunk) -> None:
+        if chunk.cached_tokens is not None:
+            running.cached_tokens = chunk.cached_tokens
+        if chunk.output_tokens <= running.output_tokens:
+            return
+        running.output_tokens = chunk.output_tokens
+        self._arm(running, watch, limit_s=running.order.stall_s, reason=Reason.STALLED)
+        if not running.first_token_at_s:
+            running.first_token_at_s = self._now_s()
+            self._cache.prefilled((running.key, running.attempt), at_s=running.first_token_at_s)
+            await self._notes.first_token(running)
+
+    def _arm(self, running: Running, watch: _Watch, *, limit_s: float, reason: Reason) -> None:
+        """Move the scope's end to the nearest of `limit_s` from now, run time and deadline."""
+        if running.stop is not None:
+            return
+        now_s = self._now_s()
+        limits = [
+            (limit_s, reason),
+            (running.accepted_at_s + running.order.run_s_max - now_s, Reason.RUN_TIME_EXCEEDED),
+        ]
+        if running.job.deadline_at_s is not None:
+            limits.append((running.job.deadline_at_s - now_s, Reason.DEADLINE_EXPIRED))
+        left_s, watch.reason = min(limits, key=lambda limit: limit[0])
+        watch.scope.reschedule(asyncio.get_running_loop().time() + left_s)
+
+    def _request(self, running: Running) -> EngineRequest:
+        job = running.job
+        return EngineRequest(
+            request_id=job.request_id or running.key,
+            endpoint=job.endpoint,
+            body=self._names.body(job),
+            stream_to_client=job.stream,
+            blocks=job.blocks,
+            prompt_tokens=job.prompt_tokens,
+            output_tokens_max=job.output_tokens_max,
+        )
+
+
+def _chain(running: Running) -> tuple[int, ...]:
+    """Prefix blocks of a job; none when its producer sent garbage: they are a hint only."""
+    try:
+        return tuple(unpack_hashes(running.job.blocks)[:BLOCKS_MAX])
+    except ValueError:
+        return ()
