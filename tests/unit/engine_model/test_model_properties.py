@@ -154,7 +154,7 @@ def test_progress_only_adds_tokens(script: Script) -> None:
 
 
 def step_by_step(script: Script, profile: Profile) -> list[tuple[str, str, float]]:
-    """The model's rules a token at a time, in the plainest way: no cache, no cancel, much memory."""
+    """The model's rules a token at a time, plainly: no cache, no cancel, ample memory."""
     waiting = [(at_s, request) for at_s, request, _ in script]
     running: list[tuple[SequenceRequest, list[int]]] = []  # [prefilled, generated]
     told: list[tuple[str, str, float]] = []
