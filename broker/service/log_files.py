@@ -31,7 +31,6 @@ class LogFiles:
         try:
             self._append(lines)
         except OSError:
-            self._torn = True
             # Opened anew next time: the folder may be back, or the file moved away.
             self.close()
             raise
@@ -55,9 +54,8 @@ class LogFiles:
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         self._bytes = os.fstat(descriptor).st_size
-        # A process that was killed may have left half a line.
-        if self._bytes and os.pread(descriptor, 1, self._bytes - 1) != b"\n":
-            self._torn = True
+        # A process that was killed, or a write that failed, may have left half a line.
+        self._torn = self._bytes > 0 and os.pread(descriptor, 1, self._bytes - 1) != b"\n"
         return descriptor
 
     def _rotate(self) -> None:

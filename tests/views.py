@@ -1,0 +1,92 @@
+"""Views of a made-up cluster, for tests of what shows them: valid by default."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from broker.service.snapshot import LaneView, QueueView, RowView, StatusView, WorkerView
+
+
+def a_worker_view(**fields: Any) -> WorkerView:
+    """A live worker with one job."""
+    defaults: dict[str, Any] = {
+        "worker": "gpu-1",
+        "phase": "live",
+        "ready": True,
+        "draining": False,
+        "drained": False,
+        "models": ("tiny",),
+        "slots": 6,
+        "inflight_jobs": 1,
+        "backlog_tokens": 300,
+        "kv_tokens": 1000,
+        "kv_tokens_max": 4000,
+        "prefill_tokens_s": 8000.0,
+        "decode_tokens_s": 50.0,
+        "cached_token_ratio": 0.75,
+        "signal_age_s": 0.4,
+        "incarnation": 1,
+    }
+    return WorkerView(**{**defaults, **fields})
+
+
+def a_queue_view(**fields: Any) -> QueueView:
+    """An interactive queue with three jobs."""
+    defaults: dict[str, Any] = {
+        "band": 1,
+        "model": "tiny",
+        "queued_jobs": 3,
+        "queued_jobs_max": 400,
+        "inflight_jobs": 2,
+        "wait_s": 1.5,
+        "pending_jobs": 0,
+    }
+    return QueueView(**{**defaults, **fields})
+
+
+def a_lane_view(**fields: Any) -> LaneView:
+    """Lane `acme` with one queue and one row."""
+    defaults: dict[str, Any] = {
+        "lane": "acme",
+        "paused": False,
+        "queues": (a_queue_view(),),
+        "rows": (RowView(row="band=1", inflight_jobs=2, inflight_jobs_max=200),),
+    }
+    return LaneView(**{**defaults, **fields})
+
+
+def a_status_view(**fields: Any) -> StatusView:
+    """A leader of epoch 7."""
+    defaults: dict[str, Any] = {
+        "epoch": 7,
+        "leader": True,
+        "since_s": 1000.0,
+        "held_jobs": 3,
+        "held_bytes": 6000,
+        "inflight_jobs": 2,
+        "held_bytes_max": 512 * 1024 * 1024,
+    }
+    return StatusView(**{**defaults, **fields})
+
+
+class Cluster:
+    """A snapshot source of given views."""
+
+    def __init__(
+        self,
+        *,
+        status: StatusView | None = None,
+        lanes: Iterable[LaneView] | None = None,
+        workers: Iterable[WorkerView] | None = None,
+    ) -> None:
+        self._status = status or a_status_view()
+        self._lanes = [a_lane_view()] if lanes is None else list(lanes)
+        self._workers = [a_worker_view()] if workers is None else list(workers)
+
+    def status(self) -> StatusView:
+        return self._status
+
+    def lanes(self) -> Iterable[LaneView]:
+        return iter(self._lanes)
+
+    def workers(self) -> Iterable[WorkerView]:
+        return iter(self._workers)
