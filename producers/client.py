@@ -84,10 +84,10 @@ class Client:
         config: ClientConfig | None = None,
     ) -> "AsyncGenerator[Client]":
         """Connect to NATS at `url` and open a client of `lane`. Raises Unreachable."""
-        from broker.bus.nats import NatsBus  # noqa: PLC0415 - an in-process user needs no NATS.
+        from broker.bus import nats  # noqa: PLC0415 - an in-process user needs no NATS.
 
         try:
-            bus = await NatsBus.connect(url, name=f"inferlane-client-{lane}")
+            bus = await nats.connect(url, name=f"inferlane-client-{lane}")
         except BusError as error:
             message = f"no NATS server answers at {url} ({error}); start one, or name another --url"
             raise Unreachable(message) from error
@@ -191,6 +191,10 @@ class Client:
         except BusError as error:
             message = f"the results of lane {self.lane!r} can't be read now ({error}); try again"
             raise Unreachable(message) from error
+
+    def forget(self, ticket: Ticket) -> None:
+        """Look after a job no longer: it goes on, and a later `submit_job(known=True)` finds it."""
+        self._tickets.pop(ticket.job_id, None)
 
     async def cancel_job(self, job_id: str) -> bool:
         """Ask for a job's cancellation; say whether the broker found it. Raises Unreachable."""

@@ -36,9 +36,6 @@ from producers.errors import (
     Unreachable,
 )
 
-OFFER_KEY = "lane.{lane}"
-"""Key of a lane's offer in CONFIG."""
-
 _RETRY_S = (0.05, 2.0)
 """First and longest pause between tries while the link is down: a reconnect takes 0.2 s, an
 election seconds."""
@@ -120,7 +117,9 @@ class Door:
     async def load_offer(self) -> LaneOffer | None:
         """Read what the lane offers; None when nobody wrote it or it can't be read now."""
         try:
-            entry = await self._bus.kv_get(subjects.CONFIG_BUCKET, OFFER_KEY.format(lane=self.lane))
+            entry = await self._bus.kv_get(
+                subjects.CONFIG_BUCKET, subjects.lane_offer_key(self.lane)
+            )
             self._offer = decode(entry.value, LaneOffer)
         except NotFound:
             self._offer = None
@@ -158,7 +157,7 @@ class Door:
 
     async def _lanes(self) -> list[str]:
         """Lanes that CONFIG names; empty when it can't be read or nobody wrote it."""
-        prefix = OFFER_KEY.format(lane="")
+        prefix = subjects.lane_offer_key("")
         try:
             keys = await self._bus.kv_keys(subjects.CONFIG_BUCKET)
         except BusError:

@@ -1,0 +1,67 @@
+"""What the user asked for, and the bounds within which a batch is run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.wire.ids import BATCH_BAND
+from producers.batch.source import STDIN
+
+WINDOW_S = 24 * 3600.0
+"""Default time for the whole batch: what the hosted services give."""
+
+CONCURRENCY = 1000
+"""Jobs in the cluster at once: enough for ten workers of twenty slots five times over, so that the
+broker can choose among lines that share a prefix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One run of a batch."""
+
+    input: str
+    """Path, or STDIN."""
+    output: Path
+    errors: Path
+    lane: str
+    window_s: float | None = None
+    """None: as the batch was begun, or WINDOW_S."""
+    endpoint: str = ""
+    """Empty: the first good line's."""
+    concurrency: int = CONCURRENCY
+    detach: bool = False
+    band: int = BATCH_BAND
+
+    @property
+    def state(self) -> Path:
+        """The state file beside the output."""
+        return self.output.with_name(self.output.name + ".state")
+
+    @property
+    def input_name(self) -> str:
+        """The input as a path that means the same from anywhere."""
+        return STDIN if self.input == STDIN else str(Path(self.input).resolve())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a run holds at most, whatever the size of the batch."""
+
+    lookahead_lines: int = 4096
+    """Lines read ahead, so that those that share a prefix can be put together; ..."""
+    lookahead_bytes: int = 32_000_000
+    """... and their bytes. One window is being submitted while the next is being read."""
+    inflight_bytes: int = 64_000_000
+    """Bodies of the jobs that are under way."""
+    unwritten_bytes: int = 32_000_000
+    """Results that wait for the disk; then no further job is taken out of flight."""
+    write_s: float = 0.1
+    """Results are written this often at the least, ..."""
+    checkpoint_s: float = 1.0
+    """... and brought to disk and noted this often: what a power cut may cost to collect again."""
+    grace_s: float = 5.0
+    """After the window the cluster has this long to say itself which jobs expired."""
+
+
+def default_errors(output: Path) -> Path:
+    """Name the error file of an output: `out.jsonl` gives `out.errors.jsonl`."""
+    return output.with_name(f"{output.stem}.errors{output.suffix or '.jsonl'}")
