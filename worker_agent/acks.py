@@ -6,6 +6,7 @@ wait (`ack_retries_max`).
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import structlog
@@ -33,7 +34,7 @@ class Acks:
         retry_base_s: float,
         retry_s_max: float,
         call_s_max: float,
-        now_s: Callable[[], float],
+        tick_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
         self._ledger = ledger
@@ -41,7 +42,7 @@ class Acks:
         self._retry_base_s = retry_base_s
         self._retry_s_max = retry_s_max
         self._call_s_max = call_s_max
-        self._now_s = now_s
+        self._tick_s = tick_s
         self._owed: dict[tuple[str, Attempt], str] = {}
         """Ack subjects of jobs whose first ack was not confirmed; bounded with the ledger's ends.
         """
@@ -57,8 +58,8 @@ class Acks:
 
     async def acknowledge(self, running: Running) -> None:
         """Acknowledge a settled job's message; if that fails, later."""
-        if not await self._ack(running.key, running.attempt, running.order.ack_subject):
-            self._owed[running.key, running.attempt] = running.order.ack_subject
+        if not await self._ack(running.key, running.attempt, running.ack_subject):
+            self._owed[running.key, running.attempt] = running.ack_subject
             self._is_paid.clear()
             self._is_owed.set()
 
@@ -83,12 +84,11 @@ class Acks:
         """Renew what is due, for ever."""
         while True:
             await asyncio.sleep(self._renew_s / RENEWALS_PER_PERIOD)
-            now_s = self._now_s()
+            tick_s = self._tick_s()
             try:
-                for due in self._ledger.renewals_due(before_s=now_s - self._renew_s):
-                    subject = due.order.ack_subject if isinstance(due, Running) else due.ack_subject
-                    await self._bus.renew(subject)
-                    due.renewed_at_s = now_s
+                for due in self._ledger.renewals_due(before_tick_s=tick_s - self._renew_s):
+                    await self._bus.renew(due.ack_subject)
+                    due.renewed_tick_s = tick_s
             except BusError as error:
                 _log.warning("ack-wait not renewed", error=repr(error))
 

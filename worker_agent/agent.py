@@ -8,13 +8,13 @@ outside, so a test may hand in either with faults.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 import structlog
 
 from broker.bus.base import Bus, BusError, Message, NotFound, Subscription
 from broker.wire import codec, subjects
-from broker.wire.messages import Heartbeat, Inventory, Leader, Reason
+from broker.wire.messages import Count, Heartbeat, Inventory, Leader, Reason, Record
 from worker_agent.acks import Acks
 from worker_agent.attempt import Attempts
 from worker_agent.cache_model import CacheLimits, CacheModel
@@ -26,7 +26,7 @@ from worker_agent.heartbeat import Report
 from worker_agent.ledger import Ledger, Running, Stop
 from worker_agent.models import ModelNames
 from worker_agent.notes import Notes
-from worker_agent.orders import OrderDesk
+from worker_agent.orders import Effects, OrderDesk
 from worker_agent.records import RecordWriter, backoff_s
 from worker_agent.supervised import Supervisor
 
@@ -36,8 +36,18 @@ NOTICE_CHARS_MAX = 256
 """Of a heartbeat's notice, `ShortText` on the wire."""
 
 
+DUTY_PAUSE_S = 1.0
+"""Before a duty that failed by a fault of ours is begun again: no tight loop of failures."""
+
+
 class Superseded(Exception):
     """A newer agent runs under this worker's name: this one must not go on."""
+
+
+class _Life(Record, frozen=True, kw_only=True):
+    """What a heartbeat says of whose it is; the rest is not decoded."""
+
+    incarnation: Count
 
 
 class Agent:
@@ -75,7 +85,7 @@ class Agent:
             poll_s=config.poll_s,
             poll_s_max=config.poll_s_max,
             on_change=self._engine_changed,
-            on_restart=self._engine_restarted,
+            on_facts=self._engine_told,
         )
         self._notes = Notes(bus, worker=config.worker, incarnation=self.incarnation)
         self._acks = Acks(
@@ -85,7 +95,6 @@ class Agent:
             retry_base_s=config.retry_base_s,
             retry_s_max=config.retry_s_max,
             call_s_max=config.call_s_max,
-            now_s=now_s,
         )
         writer = RecordWriter(
             bus,
@@ -119,8 +128,7 @@ class Agent:
             watch=self._watch,
             names=self._names,
             incarnation=self.incarnation,
-            begin=self._begin,
-            stop=self._supervisor.stop,
+            effects=Effects(self._begin, self._supervisor.stop, self._drain_changed),
             now_s=now_s,
         )
         self._waiting_records: Counter[str] = Counter()
@@ -130,6 +138,7 @@ class Agent:
         self._lives: set[asyncio.Task[None]] = set()
         self._spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]] | None = None
         self._superseded_by = 0
+        self._engine_incarnation = 0
         self._reports = 0
         self._drained = False
 
@@ -145,13 +154,13 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             self._spawn = group.create_task
             duties = [
-                group.create_task(duty)
+                group.create_task(_kept_up(duty))
                 for duty in (
-                    self._watch.run(),
-                    self._acks.renew(),
-                    self._acks.retry(),
-                    self._follow_leader(),
-                    self._age_cache(),
+                    self._watch.run,
+                    self._acks.renew,
+                    self._acks.retry,
+                    self._follow_leader,
+                    self._age_cache,
                 )
             ]
             subscriptions = await self._listen()
@@ -231,18 +240,27 @@ class Agent:
     def _heard_heartbeat(self, message: Message) -> None:
         """Hear our own name: only a second agent under it has another incarnation."""
         try:
-            heartbeat = codec.decode(message.data, Heartbeat)
+            life = codec.decode(message.data, _Life)
         except codec.MalformedMessage:
             return
-        if heartbeat.incarnation > self.incarnation:
-            self._superseded_by = heartbeat.incarnation
+        if life.incarnation > self.incarnation:
+            self._superseded_by = life.incarnation
             self.leave()
 
     def _begin(self, running: Running) -> None:
         assert self._spawn is not None, "orders are heard only while the agent runs"
         task = self._spawn(self._attempts.live(running))
         self._lives.add(task)
-        task.add_done_callback(self._lives.discard)
+        task.add_done_callback(self._life_ended)
+
+    def _life_ended(self, task: asyncio.Task[None]) -> None:
+        self._lives.discard(task)
+        if self._desk.draining and not self._lives:
+            self.on_urgent()
+
+    def _drain_changed(self) -> None:
+        _log.info("drain ordered", draining=self._desk.is_draining)
+        self.on_urgent()
 
     # ---- the leader ----
 
@@ -284,10 +302,12 @@ class Agent:
         self._names.learn(self._watch.readiness.models)
         self.on_urgent()
 
-    def _engine_restarted(self, facts: Facts) -> None:
+    def _engine_told(self, facts: Facts) -> None:
         self._cache.resize(facts.kv_tokens_max)
-        self._cache.clear()
-        self.on_urgent()
+        if facts.incarnation != self._engine_incarnation:
+            self._engine_incarnation = facts.incarnation
+            self._cache.clear()
+            self.on_urgent()
 
     async def _age_cache(self) -> None:
         while True:
@@ -356,6 +376,16 @@ class Agent:
         if not self._watch.readiness.ready:
             parts.append(f"engine not ready: {self._watch.readiness.detail}")
         return "; ".join(parts)
+
+
+async def _kept_up(duty: Callable[[], Awaitable[None]]) -> None:
+    """Run a duty for ever: a fault in one may not end the jobs that run beside it."""
+    while True:
+        try:
+            await duty()
+        except Exception:  # noqa: BLE001  # The edge of a duty.
+            _log.exception("duty failed", duty=duty)
+            await asyncio.sleep(DUTY_PAUSE_S)
 
 
 def _cache_limits(config: WorkerConfig) -> CacheLimits:

@@ -75,7 +75,7 @@ class Attempts:
         """Live one attempt to its end. Whatever happens, its slot is free afterwards."""
         try:
             ending = await self._ending(running)
-            self._ledger.end(running, ending.finished, at_s=self._now_s())
+            self._ledger.end(running, ending.finished)
         finally:
             self._ledger.drop(running)
         if ending.end is not None:

@@ -25,29 +25,24 @@ class EngineWatch:
         poll_s: float,
         poll_s_max: float,
         on_change: Callable[[], None],
-        on_restart: Callable[[Facts], None],
+        on_facts: Callable[[Facts], None],
     ) -> None:
         self._engine = engine
         self._poll_s = poll_s
         self._poll_s_max = poll_s_max
         self._on_change = on_change
-        self._on_restart = on_restart
+        self._on_facts = on_facts
         self._seen: Facts | None = None
         self.readiness = Readiness(ready=False, detail="the engine was not asked yet")
         self.load = Load()
 
     @property
     def facts(self) -> Facts:
-        """Return what the engine says of itself now; a restart is noticed here."""
+        """Return what the engine says of itself now; a change is passed on."""
         facts = self._engine.facts
-        seen = self._seen
-        if facts != seen:
+        if facts != self._seen:
             self._seen = facts
-            if seen is None or (seen.incarnation, seen.kv_tokens_max) != (
-                facts.incarnation,
-                facts.kv_tokens_max,
-            ):
-                self._on_restart(facts)
+            self._on_facts(facts)
         return facts
 
     async def run(self) -> None:

@@ -73,7 +73,11 @@ class Pulse:
     async def run(self) -> None:
         """Beat until cancelled."""
         while True:
-            await self.beat()
+            try:
+                await self.beat()
+            except Exception:  # noqa: BLE001  # The edge of this loop.
+                # A fault of ours may not silence a worker that lives.
+                _log.exception("heartbeat failed")
             try:
                 async with asyncio.timeout(self._interval_s):
                     await self._wake.wait()

@@ -52,7 +52,8 @@ class Running:
     """Without the job's bytes: `job` has them."""
     job: Job
     accepted_at_s: float
-    renewed_at_s: float
+    renewed_tick_s: float
+    """Of the monotonic clock: a step of the wall clock may not delay a renewal."""
     step: Step = Step.CHECKING
     stop: Stop | None = None
     cached_tokens: int | None = None
@@ -64,6 +65,11 @@ class Running:
     def key(self) -> str:
         """Name of the job across lanes."""
         return job_key(self.job.lane, self.job.id)
+
+    @property
+    def ack_subject(self) -> str:
+        """Where its message is renewed and acknowledged."""
+        return self.order.ack_subject
 
     @property
     def attempt(self) -> Attempt:
@@ -105,7 +111,7 @@ class Ended:
     finished: Finished
     ack_subject: str
     """Of the job's message; empty when it is not ours to acknowledge."""
-    renewed_at_s: float
+    renewed_tick_s: float
     beats: int = 0
     """Heartbeats that carried it since it was confirmed."""
 
@@ -148,9 +154,9 @@ class Ledger:
         """Say whether this attempt was accepted or revoked before."""
         return (key, attempt) in self._seen
 
-    def accept(self, order: Dispatch, job: Job, *, at_s: float) -> Running:
+    def accept(self, order: Dispatch, job: Job, *, at_s: float, tick_s: float) -> Running:
         """Take a job in; it holds a slot from now on. It may not run already."""
-        running = Running(order=order, job=job, accepted_at_s=at_s, renewed_at_s=at_s)
+        running = Running(order=order, job=job, accepted_at_s=at_s, renewed_tick_s=tick_s)
         assert running.key not in self.running, "a job runs at most once here"
         self.running[running.key] = running
         self._remember(running.key, running.attempt)
@@ -165,12 +171,12 @@ class Ledger:
         running = self.running.get(key)
         return running if running is not None and running.attempt == attempt else None
 
-    def end(self, running: Running, finished: Finished, *, at_s: float) -> None:
+    def end(self, running: Running, finished: Finished) -> None:
         """Free the slot. A settled job waits for its ack from here on."""
         self.drop(running)
         settled = finished.outcome is Outcome.SETTLED
         ack_subject = running.order.ack_subject if settled else ""
-        ended = Ended(finished, ack_subject=ack_subject, renewed_at_s=at_s)
+        ended = Ended(finished, ack_subject, renewed_tick_s=running.renewed_tick_s)
         self._ended[running.key, running.attempt] = ended
         self._unacknowledged += ended.unacknowledged
         self._trim()
@@ -205,13 +211,13 @@ class Ledger:
         """List what ended and is not surely known to the broker."""
         return tuple(ended.finished for ended in self._ended.values())
 
-    def renewals_due(self, *, before_s: float) -> Iterator[Running | Ended]:
-        """Yield what holds a job's message and was last renewed before `before_s`."""
+    def renewals_due(self, *, before_tick_s: float) -> Iterator[Running | Ended]:
+        """Yield what holds a job's message and was last renewed before then."""
         for running in list(self.running.values()):
-            if running.renewed_at_s < before_s:
+            if running.renewed_tick_s < before_tick_s:
                 yield running
         for ended in list(self._ended.values()):
-            if ended.unacknowledged and ended.renewed_at_s < before_s:
+            if ended.unacknowledged and ended.renewed_tick_s < before_tick_s:
                 yield ended
 
     def _remember(self, key: str, attempt: Attempt) -> None:

@@ -18,11 +18,11 @@ import orjson
 import structlog
 import uvloop
 
-from broker.bus.base import Bus, BusError
+from broker.bus.base import Bus, BusError, LinkDown, Timeout
 from worker_agent import log
 from worker_agent.agent import Agent, Superseded
 from worker_agent.config import NatsLink, WorkerConfig
-from worker_agent.engine.base import Engine
+from worker_agent.engine.base import Engine, EngineError
 from worker_agent.engines import ConfigMistake, make_engine
 from worker_agent.flags import parse_flags
 from worker_agent.heartbeat import HeartbeatThread
@@ -116,7 +116,7 @@ def nats_connect(link: NatsLink) -> Connect:
         while True:
             try:
                 return await nats.connect(link.url, name=name, credentials=credentials)
-            except BusError as error:
+            except (LinkDown, Timeout) as error:
                 _log.warning("server not reached yet", url=link.url, error=repr(error))
                 await asyncio.sleep(CONNECT_RETRY_S)
 
@@ -134,7 +134,7 @@ def run(config: WorkerConfig) -> int:
         uvloop.run(serve(config, connect=nats_connect(config.nats), engine=engine))
     except Superseded as error:
         return _fail(EXIT_SUPERSEDED, str(error))
-    except BusError as error:
+    except (BusError, EngineError) as error:
         return _fail(EXIT_FAILED, str(error))
     return EXIT_OK
 

@@ -1,5 +1,6 @@
 """What becomes of an order: judged, answered at once, and handed on. No I/O, no waiting."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
@@ -42,6 +43,18 @@ ACCEPTED = Said(Answer.ACCEPTED)
 STALE = Said(Answer.STALE_EPOCH, "an order of a broker that is no longer leader")
 
 
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What orders set in motion."""
+
+    begin: Callable[[Running], None]
+    """Run an accepted attempt."""
+    stop: Callable[[Running, Stop], None]
+    """Stop an attempt."""
+    drain: Callable[[], None]
+    """The drain state was ordered anew."""
+
+
 class OrderDesk:
     """Takes the orders of one worker."""
 
@@ -53,18 +66,18 @@ class OrderDesk:
         watch: EngineWatch,
         names: ModelNames,
         incarnation: int,
-        begin: Callable[[Running], None],
-        stop: Callable[[Running, Stop], None],
+        effects: Effects,
         now_s: Callable[[], float],
+        tick_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fence = fence
         self._ledger = ledger
         self._watch = watch
         self._names = names
         self._incarnation = incarnation
-        self._begin = begin
-        self._stop = stop
+        self._effects = effects
         self._now_s = now_s
+        self._tick_s = tick_s
         self.is_draining = False
         """By order of the broker."""
         self.is_leaving = False
@@ -81,7 +94,7 @@ class OrderDesk:
             said = self._obey(codec.decode_order(data))
         except codec.MalformedMessage as error:
             said = Said(Answer.UNKNOWN, f"not an order: {error}")
-        if said.answer is not Answer.ACCEPTED:
+        if said.answer not in (Answer.ACCEPTED, Answer.BUSY):
             _log.info("order refused", answer=said.answer, detail=said.detail)
         return WorkReply(
             answer=said.answer,
@@ -102,6 +115,7 @@ class OrderDesk:
             case DrainWorker():
                 if verdict is Verdict.NEXT:
                     self.is_draining = order.draining
+                    self._effects.drain()
                 return ACCEPTED
             case Probe():
                 return ACCEPTED
@@ -113,6 +127,8 @@ class OrderDesk:
             job = codec.decode(order.job, Job)
         except codec.MalformedMessage as error:
             return Said(Answer.UNKNOWN, f"the job can't be read: {error}")
+        if not order.ack_subject:
+            return Said(Answer.UNKNOWN, "the order does not say where to acknowledge")
         if job.lane != order.lane:
             return Said(
                 Answer.UNKNOWN, f"the job is of lane {job.lane}, its stream of {order.lane}"
@@ -120,7 +136,8 @@ class OrderDesk:
         refusal = self._refusal(order, job, overtaken=overtaken)
         if refusal is None:
             kept = replace(order, job=b"")
-            self._begin(self._ledger.accept(kept, job, at_s=self._now_s()))
+            running = self._ledger.accept(kept, job, at_s=self._now_s(), tick_s=self._tick_s())
+            self._effects.begin(running)
         return refusal or ACCEPTED
 
     def _refusal(self, order: Dispatch, job: Job, *, overtaken: bool) -> Said | None:
@@ -148,5 +165,5 @@ class OrderDesk:
         self._ledger.revoke(order.key, order.attempt)
         if running is None:
             return Said(Answer.UNKNOWN, "this attempt does not run here")
-        self._stop(running, Stop(order.reason, order.record))
+        self._effects.stop(running, Stop(order.reason, order.record))
         return ACCEPTED

@@ -180,6 +180,9 @@ class RecordWriter:
 
     async def _write(self, record: TerminalRecord) -> Standing | None:
         data = codec.encode(record)
+        if len(data) > codec.MESSAGE_BYTES_MAX:
+            message = f"a record of {len(data)} bytes, which no reader would take"
+            raise PayloadTooLarge(message)
         try:
             await self._bus.append(
                 subjects.result(record.lane, record.job),

@@ -35,6 +35,8 @@ class _Watch:
     """The cancel scope of one attempt, and why it would end now."""
 
     scope: asyncio.Timeout
+    run_ends_tick_s: float
+    """Of the loop's clock."""
     reason: Reason = Reason.HANDED_BACK
 
 
@@ -63,7 +65,8 @@ class Supervisor:
 
     async def run(self, running: Running) -> Verdict:
         """Look for a record that stands; without one, run the engine. Raises no EngineError."""
-        watch = _Watch(asyncio.timeout(None))
+        ends_tick_s = asyncio.get_running_loop().time() + running.order.run_s_max
+        watch = _Watch(asyncio.timeout(None), ends_tick_s)
         try:
             async with watch.scope:
                 self._watches[running.key] = watch
@@ -91,6 +94,8 @@ class Supervisor:
         standing = await self._writer.find(running.job.lane, running.job.id)
         if standing is not None:
             return standing
+        if self._is_late(running):
+            return Stop(Reason.DEADLINE_EXPIRED)
         running.step = Step.ENGINE
         chain = _chain(running)
         name = (running.key, running.attempt)
@@ -134,17 +139,19 @@ class Supervisor:
 
     def _arm(self, running: Running, watch: _Watch, *, limit_s: float, reason: Reason) -> None:
         """Move the scope's end to the nearest of `limit_s` from now, run time and deadline."""
-        if running.stop is not None:
+        if running.stop is not None or watch.scope.expired():
             return
-        now_s = self._now_s()
-        limits = [
-            (limit_s, reason),
-            (running.accepted_at_s + running.order.run_s_max - now_s, Reason.RUN_TIME_EXCEEDED),
-        ]
+        tick_s = asyncio.get_running_loop().time()
+        limits = [(tick_s + limit_s, reason), (watch.run_ends_tick_s, Reason.RUN_TIME_EXCEEDED)]
         if running.job.deadline_at_s is not None:
-            limits.append((running.job.deadline_at_s - now_s, Reason.DEADLINE_EXPIRED))
-        left_s, watch.reason = min(limits, key=lambda limit: limit[0])
-        watch.scope.reschedule(asyncio.get_running_loop().time() + left_s)
+            left_s = running.job.deadline_at_s - self._now_s()
+            limits.append((tick_s + left_s, Reason.DEADLINE_EXPIRED))
+        ends_tick_s, watch.reason = min(limits, key=lambda limit: limit[0])
+        watch.scope.reschedule(ends_tick_s)
+
+    def _is_late(self, running: Running) -> bool:
+        deadline_at_s = running.job.deadline_at_s
+        return deadline_at_s is not None and deadline_at_s <= self._now_s()
 
     def _request(self, running: Running) -> EngineRequest:
         job = running.job
