@@ -169,7 +169,7 @@ def test_end_that_only_a_heartbeat_tells(bench: Bench) -> None:
 
 
 def test_report_of_an_earlier_event_is_forgotten(bench: Bench) -> None:
-    """A release in a later step has nothing of it: its record was found, and that is what counts."""
+    """A release in a later step has nothing of it: its record counts as found."""
     bench.step(AttemptEnded(105.0, "w1", 1, a_finished()))
     bench.step(Tick(106.0), do.Release(KEY), held=a_held())
     assert bench.value("jobs_ended_total", kind="found", lane="acme", band="1") == 1

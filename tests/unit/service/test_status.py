@@ -1,7 +1,7 @@
 """The broker over HTTP: health, readiness, metrics, the page, and nothing more."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -27,7 +27,7 @@ LEADER = Health(role="leader", ready=True, reason="", epoch=7)
 @asynccontextmanager
 async def a_server(
     health: Health = LEADER, source: SnapshotSource | None = None
-) -> AsyncIterator[aiohttp.ClientSession]:
+) -> AsyncGenerator[aiohttp.ClientSession]:
     """A status server on a free port, and a session that speaks to it."""
     source = source or Cluster()
     metrics = Metrics(lanes=["acme"], models=["tiny"])
