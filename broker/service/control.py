@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import msgspec
-import orjson
 import structlog
 
 from broker.bus.base import Bus, BusError, Message, NotFound, Subscription
@@ -13,7 +12,14 @@ from broker.service.endings import Endings
 from broker.service.held import Shelf
 from broker.service.loop import Loop
 from broker.service.reconcile import Reconciler
-from broker.service.views import lanes_view, why_view, workers_view
+from broker.service.snapshot import (
+    DifferenceView,
+    LanesView,
+    ReconcileView,
+    SnapshotSource,
+    WorkersView,
+)
+from broker.service.snapshot import encode as encode_view
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, encode
 from broker.wire.ids import MalformedName, is_token, job_key
@@ -37,19 +43,18 @@ class Control:
         shelf: Shelf,
         endings: Endings,
         reconciler: Reconciler,
+        snapshots: SnapshotSource,
         *,
-        epoch: int,
         now: Callable[[], float],
     ) -> None:
-        """Answer for the leadership of `epoch`."""
+        """Answer for one leadership."""
         self._bus = bus
         self._loop = loop
         self._shelf = shelf
         self._endings = endings
         self._reconciler = reconciler
-        self._epoch = epoch
+        self._snapshots = snapshots
         self._now = now
-        self._since_s = now()
         self._requests: asyncio.Queue[Message] = asyncio.Queue(REQUESTS_MAX)
         self._cluster: dict[str, _Answer] = {
             "workers": self._workers,
@@ -101,26 +106,17 @@ class Control:
                 _log.info("control.reply_unsent", subject=message.subject, error=str(error))
 
     async def _workers(self, _data: bytes, _lane: str) -> ControlReply:
-        return _json({"workers": workers_view(self._loop.scheduler, at_s=self._now())})
+        return _view(WorkersView(workers=tuple(self._snapshots.workers())))
 
     async def _lanes(self, _data: bytes, _lane: str) -> ControlReply:
-        return _json({"lanes": lanes_view(self._loop.scheduler, at_s=self._now())})
+        return _view(LanesView(lanes=tuple(self._snapshots.lanes())))
 
     async def _status(self, _data: bytes, _lane: str) -> ControlReply:
-        return _json(
-            {
-                "epoch": self._epoch,
-                "leader": True,
-                "since_s": self._since_s,
-                "held_jobs": len(self._shelf),
-                "held_bytes": self._shelf.held_bytes,
-                "inflight_jobs": len(self._loop.scheduler.leases()),
-            }
-        )
+        return _view(self._snapshots.status())
 
     async def _drain(self, data: bytes, _lane: str) -> ControlReply:
         request = decode(data, DrainRequest)
-        known = {view["worker"] for view in workers_view(self._loop.scheduler, at_s=self._now())}
+        known = {worker.worker for worker in self._snapshots.workers()}
         if request.worker not in known:
             return ControlReply(
                 ok=False, message=f"No worker {request.worker}; see `inferlane workers`."
@@ -130,13 +126,12 @@ class Control:
 
     async def _reconcile(self, _data: bytes, _lane: str) -> ControlReply:
         report = await self._reconciler.reconcile()
-        found = [msgspec.to_builtins(difference) for difference in report.differences]
-        return _json(
-            {
-                "checked_jobs": report.checked_jobs,
-                "differences": found,
-                "repaired": len(report.differences),
-            }
+        found = tuple(
+            DifferenceView(kind=one.kind, key=one.key, worker=one.worker, detail=one.detail)
+            for one in report.differences
+        )
+        return _view(
+            ReconcileView(checked_jobs=report.checked_jobs, differences=found, repaired=len(found))
         )
 
     async def _cancel(self, data: bytes, lane: str) -> ControlReply:
@@ -169,8 +164,11 @@ class Control:
         request = decode(data, WhyRequest)
         if not is_token(lane):
             return ControlReply(ok=False, message=f"{lane!r} is no lane.")
-        return _json(why_view(self._loop.scheduler, job_key(lane, request.job), at_s=self._now()))
+        why = self._loop.scheduler.views.why(job_key(lane, request.job))
+        if why is None:
+            return ControlReply(ok=False, message=f"No job {request.job} is held or running.")
+        return ControlReply(ok=True, data=msgspec.json.encode(why))
 
 
-def _json(value: object) -> ControlReply:
-    return ControlReply(ok=True, data=orjson.dumps(value))
+def _view(view: msgspec.Struct) -> ControlReply:
+    return ControlReply(ok=True, data=encode_view(view))

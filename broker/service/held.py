@@ -52,6 +52,8 @@ class Held:
     """The job message as published; None when it has to be read from the stream."""
     request_id: str = ""
     submitted_at_s: float = 0.0
+    prompt_blocks: int = 0
+    """Whole prefix blocks of its prompt; 0 when not known."""
     stage: Stage = Stage.WAITING
     pull: Pull | None = None
     """Whose window it occupies; given back when it is handed on."""

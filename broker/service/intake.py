@@ -87,6 +87,7 @@ class Intake:
             enqueued_at_s=delivery.stored_at_s,
             request_id=job.request_id,
             submitted_at_s=job.submitted_at_s,
+            prompt_blocks=len(job.blocks) // HASH_BYTES,
             pull=pull,
             renewed_at_s=self._now(),
         )

@@ -20,11 +20,14 @@ from broker.service.endings import Endings
 from broker.service.fleet import Fleet
 from broker.service.held import Shelf, Stage
 from broker.service.intake import Intake, open_pull
+from broker.service.learned import Learned
 from broker.service.loop import Loop, Observer
+from broker.service.offer import publish_offers
 from broker.service.outbox import Outbox
 from broker.service.queues import queue_consumers, window_of
 from broker.service.reconcile import Reconciler
 from broker.service.recovery import collect_inventories, reset_queues
+from broker.service.snapshot import SnapshotSource
 from broker.service.views import lane_states
 from broker.wire import subjects
 from broker.wire.codec import encode
@@ -33,6 +36,9 @@ from broker.wire.subjects import JobAddress
 
 QUEUE_STATE_S = 1.0
 """How often clients hear the state of their lane's queues."""
+
+LEARNED_S = 5.0
+"""How often clients may hear a better figure of a model's bytes per token."""
 
 RENEWALS_PER_TURN_MAX = 256
 """Renewals sent without giving way: about half a millisecond of work."""
@@ -53,6 +59,8 @@ class Leadership:
         config: Config,
         term: Term,
         *,
+        snapshots: SnapshotSource,
+        learned: Learned,
         observer: Observer,
         now: Callable[[], float],
     ) -> None:
@@ -62,6 +70,7 @@ class Leadership:
         self._fleet = fleet
         self._config = config
         self._observer = observer
+        self._learned = learned
         self._now = now
         self.queues = queue_consumers(config)
         self.shelf = Shelf(
@@ -108,7 +117,7 @@ class Leadership:
             alarm_ratio=config.broker.reconcile_alarm_ratio,
         )
         self.control = Control(
-            bus, self.loop, self.shelf, self.endings, self.reconciler, epoch=term.epoch, now=now
+            bus, self.loop, self.shelf, self.endings, self.reconciler, snapshots, now=now
         )
         self._pulls: dict[JobAddress, Pull] = {}
         self.ready = False
@@ -136,6 +145,7 @@ class Leadership:
                 group.create_task(self.reconciler.run(every_s=self._config.broker.reconcile_s))
                 group.create_task(self._renew_held())
                 group.create_task(self._publish_states())
+                group.create_task(self._publish_learned())
                 self.ready = True
                 _log.info("leadership.ready", epoch=self.term.epoch, queues=len(self.queues))
         finally:
@@ -223,13 +233,26 @@ class Leadership:
 
     async def _poll_depths(self) -> None:
         """Ask for the depth of queues that are not wholly pulled: deliveries tell the others'."""
-        full = [address for address in self.queues if self.scheduler.pending_jobs(address)]
-        for address in full[:DEPTH_POLLS_MAX]:
+        deep = [queue for queue in self.scheduler.views.queues() if queue.pending_jobs]
+        for queue in deep[:DEPTH_POLLS_MAX]:
+            address = JobAddress(queue.lane, queue.band, queue.model)
+            spec = self.queues.get(address)
+            if spec is None:
+                continue
             try:
-                state = await self._bus.consumer_state(
-                    subjects.jobs_stream(address.lane, address.band),
-                    subjects.job_consumer(address.band, address.model),
-                )
+                state = await self._bus.consumer_state(spec.stream, spec.name)
             except BusError:
                 continue
             self.intake.depth(address, state.pending)
+
+    async def _publish_learned(self) -> None:
+        """Tell clients what was learned of the models' tokens."""
+        while True:
+            await asyncio.sleep(LEARNED_S)
+            bytes_per_token = self._learned.news()
+            if bytes_per_token is None:
+                continue
+            try:
+                await publish_offers(self._bus, self._config, bytes_per_token=bytes_per_token)
+            except BusError as error:
+                _log.warning("leadership.offer_unsent", error=str(error))

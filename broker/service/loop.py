@@ -99,7 +99,7 @@ class Loop:
         self._observer = observer
         self._book = book
         self._now = now
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[Callable[[], object]] = deque()
         self._wake = asyncio.Event()
         self._outbox: Outbox | None = None
         self._endings: Endings | None = None
@@ -119,7 +119,7 @@ class Loop:
         """Queue an event."""
         self.call(partial(self._step, event))
 
-    def call(self, work: Callable[[], None]) -> None:
+    def call(self, work: Callable[[], object]) -> None:
         """Queue a piece of work that may tell events; it must be short."""
         self._inbox.append(work)
         self._wake.set()
@@ -166,7 +166,7 @@ class Loop:
             if time.perf_counter() >= end_s:
                 return
 
-    def _handle(self, work: Callable[[], None]) -> None:
+    def _handle(self, work: Callable[[], object]) -> None:
         """Do one piece of work; a surprise is logged, counted and survived."""
         try:
             work()
@@ -174,7 +174,7 @@ class Loop:
             _log.exception("loop.surprise")
             self._observer.loop_error("loop")
 
-    def _offer(self, work: Callable[[], None]) -> None:
+    def _offer(self, work: Callable[[], object]) -> None:
         if len(self._inbox) >= INBOX_MAX:
             self.dropped += 1
             return

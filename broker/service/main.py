@@ -19,6 +19,7 @@ from broker.service.decision_log import DecisionLog
 from broker.service.election import Election
 from broker.service.fleet import Fleet
 from broker.service.leadership import Leadership
+from broker.service.learned import Learned
 from broker.service.metrics import Metrics
 from broker.service.observer import Observer
 from broker.service.offer import publish_offers
@@ -37,10 +38,11 @@ class Broker:
         self._bus = bus
         self._config = config
         self._now = WallClock()
-        self._observer = Observer(metrics, log)
+        self._learned = Learned()
+        self._observer = Observer(metrics, log, self._learned)
         self._metrics = metrics
         self.fleet = Fleet(now=self._now, malformed=self._observer.malformed)
-        self.snapshots = Snapshots(config, now=self._now)
+        self.snapshots = Snapshots(config, self._learned, now=self._now)
         self.election = Election(
             bus, broker=config.broker.name, ttl_s=config.broker.leader_ttl_s, now=self._now
         )
@@ -79,6 +81,8 @@ class Broker:
             self.fleet,
             self._config,
             term,
+            snapshots=self.snapshots,
+            learned=self._learned,
             observer=self._observer,
             now=self._now,
         )

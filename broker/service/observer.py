@@ -9,6 +9,7 @@ from broker.core import events
 from broker.core.events import Event, JobSpec, Unanswered
 from broker.service.decision_log import DecisionLog, Dispatched, Ended
 from broker.service.held import Held, Stage
+from broker.service.learned import Learned
 from broker.service.metrics import Metrics
 from broker.wire.ids import job_key
 from broker.wire.messages import Finished, Kind, Outcome, TerminalRecord
@@ -20,9 +21,10 @@ ESTIMATES_MAX = 20_000
 class Observer:
     """Hears of all that happens in the loop (`loop.Observer`)."""
 
-    def __init__(self, metrics: Metrics, log: DecisionLog) -> None:
+    def __init__(self, metrics: Metrics, log: DecisionLog, learned: Learned) -> None:
         self._metrics = metrics
         self._log = log
+        self._learned = learned
         self._arrived: JobSpec | None = None
         self._finished: dict[str, Finished] = {}
         self._reporter = ""
@@ -90,6 +92,10 @@ class Observer:
         """Bytes from `where` could not be read."""
         self._metrics.malformed(where)
 
+    def loop_error(self, where: str) -> None:
+        """A surprise was survived at a loop's edge."""
+        self._metrics.loop_error(where)
+
     def lag(self, seconds: float) -> None:
         """How late the loop's tick came."""
         self._metrics.loop_lag(seconds)
@@ -132,6 +138,14 @@ class Observer:
             self._ended(key, None, held, at_s)
             return
         self._ended(key, finished, held, at_s)
+        if finished.ran:
+            self._learned.ran(self._reporter, finished.usage)
+        if held is not None and finished.ran:
+            self._learned.measured(
+                held.model,
+                prompt_blocks=held.prompt_blocks,
+                prompt_tokens=finished.usage.prompt_tokens,
+            )
         if held is not None and finished.ran and finished.ttft_s:
             ttft_s = at_s - held.enqueued_at_s - finished.run_s + finished.ttft_s
             self._metrics.first_token(max(ttft_s, 0.0), lane=held.lane, band=held.band)

@@ -1,0 +1,139 @@
+"""The mind's views in the words of operators: for metrics, the status page, control replies."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from broker.core import views as mind
+from broker.core.policy import Policy
+from broker.core.scheduler import Scheduler
+from broker.service.config import Config
+from broker.service.learned import Learned
+from broker.service.snapshot import LaneView, QueueView, RowView, StatusView, WorkerView
+from broker.wire.messages import LaneState, QueueState
+
+if TYPE_CHECKING:
+    from broker.service.leadership import Leadership
+
+
+class Snapshots:
+    """Tells the cluster's state now (`snapshot.SnapshotSource`); little of it while standing by."""
+
+    def __init__(self, config: Config, learned: Learned, *, now: Callable[[], float]) -> None:
+        """Stand by."""
+        self._config = config
+        self._learned = learned
+        self._now = now
+        self._since_s = now()
+        self.leadership: Leadership | None = None
+
+    def leads(self, leadership: "Leadership | None") -> None:
+        """This broker leads now, or stands by again."""
+        self.leadership = leadership
+        self._since_s = self._now()
+
+    def status(self) -> StatusView:
+        """Tell the broker's own state."""
+        leadership = self.leadership
+        shelf = leadership.shelf if leadership else None
+        inflight = len(leadership.scheduler.leases()) if leadership else 0
+        return StatusView(
+            epoch=leadership.term.epoch if leadership else 0,
+            leader=leadership is not None,
+            since_s=self._now() - self._since_s,
+            held_jobs=max(0, len(shelf) - inflight) if shelf is not None else 0,
+            held_bytes=shelf.held_bytes if shelf is not None else 0,
+            inflight_jobs=inflight,
+            held_bytes_max=self._config.broker.held_bytes_max,
+        )
+
+    def lanes(self) -> Iterable[LaneView]:
+        """Tell each lane's queues and rows."""
+        leadership = self.leadership
+        return lane_views(leadership.scheduler, self._config.policy) if leadership else ()
+
+    def workers(self) -> Iterator[WorkerView]:
+        """Tell each known worker."""
+        leadership = self.leadership
+        for worker in leadership.scheduler.views.workers() if leadership else ():
+            yield _worker(worker, self._learned)
+
+
+def lane_views(scheduler: Scheduler, policy: Policy) -> list[LaneView]:
+    """Tell each lane's queues, and the quota rows that concern it."""
+    queues: dict[str, list[QueueView]] = {lane.name: [] for lane in policy.lanes}
+    for queue in scheduler.views.queues():
+        queues.setdefault(queue.lane, []).append(_queue(queue))
+    rows = scheduler.views.rows()
+    paused = {lane.name for lane in policy.lanes if lane.paused}
+    return [
+        LaneView(
+            lane=lane,
+            paused=lane in paused,
+            queues=tuple(sorted(of_lane, key=lambda queue: (queue.band, queue.model))),
+            rows=tuple(_row(row) for row in rows if row.lane in (None, lane)),
+        )
+        for lane, of_lane in queues.items()
+    ]
+
+
+def lane_states(scheduler: Scheduler, *, epoch: int, at_s: float) -> list[LaneState]:
+    """Tell clients each lane's queues, as `q.<lane>` carries them."""
+    states: dict[str, list[QueueState]] = {}
+    for queue in scheduler.views.queues():
+        states.setdefault(queue.lane, []).append(
+            QueueState(
+                band=queue.band,
+                model=queue.model,
+                queued_jobs=queue.waiting_jobs + queue.pending_jobs,
+                queued_jobs_max=queue.queued_jobs_max or 0,
+                inflight_jobs=queue.inflight_jobs,
+                wait_s=queue.wait_s,
+            )
+        )
+    return [
+        LaneState(lane=lane, epoch=epoch, at_s=at_s, queues=tuple(queues))
+        for lane, queues in states.items()
+    ]
+
+
+def _queue(queue: mind.QueueView) -> QueueView:
+    return QueueView(
+        band=queue.band,
+        model=queue.model,
+        queued_jobs=queue.waiting_jobs + queue.pending_jobs,
+        queued_jobs_max=queue.queued_jobs_max or 0,
+        inflight_jobs=queue.inflight_jobs,
+        wait_s=queue.wait_s,
+        pending_jobs=queue.pending_jobs,
+    )
+
+
+def _row(row: mind.RowView) -> RowView:
+    return RowView(
+        row=row.name,
+        inflight_jobs=row.inflight_jobs,
+        inflight_jobs_max=None if row.inflight_jobs_max is None else int(row.inflight_jobs_max),
+        inflight_tokens=row.inflight_tokens,
+        inflight_tokens_max=row.inflight_tokens_max,
+    )
+
+
+def _worker(worker: mind.WorkerView, learned: Learned) -> WorkerView:
+    return WorkerView(
+        worker=worker.worker,
+        phase=worker.phase,
+        ready=worker.ready,
+        draining=worker.draining,
+        drained=worker.drained,
+        models=worker.models,
+        slots=worker.slots,
+        inflight_jobs=worker.inflight_jobs,
+        backlog_tokens=worker.backlog_tokens,
+        kv_tokens=worker.kv_tokens,
+        kv_tokens_max=worker.kv_tokens_max,
+        prefill_tokens_s=worker.prefill_tokens_s,
+        decode_tokens_s=worker.decode_tokens_s,
+        cached_token_ratio=learned.cached_token_ratio(worker.worker),
+        signal_age_s=worker.signal_age_s,
+        incarnation=worker.incarnation,
+    )
