@@ -47,6 +47,14 @@ class Lease:
     aborting: bool = False
     progressed_at_s: float = 0.0
     """When its token count last rose."""
+    cancelled: bool = False
+    """Its owner wants it stopped: it is not tried again."""
+    hit_told: bool = False
+    """The engine's own word on the cached part of its prompt was taken."""
+    failures: tuple[Failure, ...] = ()
+    """Of earlier attempts."""
+    excluded: tuple[str, ...] = ()
+    """Workers where an earlier attempt failed."""
 
     @property
     def kv_tokens(self) -> int:
@@ -92,6 +100,16 @@ class Worker:
     decoding_jobs: int = 0
     kv_tokens: int = 0
     """Σ kv_tokens over leases."""
+    sequence: int = -1
+    """Of its last report: earlier ones that come late say nothing."""
+    drain_wanted: bool = False
+    """An operator's word, which stands over the worker's own."""
+    probing: bool = False
+    """A probe's answer is awaited."""
+    ended: dict[str, Attempt] = field(default_factory=dict[str, Attempt])
+    """Attempts that ended since its last report; one on its way may still list them."""
+    ended_before: dict[str, Attempt] = field(default_factory=dict[str, Attempt])
+    """The same, since the one before."""
     trust: float = 1.0
     """Moving average of actual ÷ predicted hits; multiplies its credit."""
 
@@ -125,18 +143,3 @@ class Worker:
         lease.uncached_tokens = 0
         self.decoding_jobs += 1
         return True
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A job that waits for its dispatch."""
-
-    job: JobSpec
-    held_at_s: float
-    not_before_s: float = 0.0
-    """Back-off of a retry."""
-    failures: tuple[Failure, ...] = ()
-    excluded: tuple[str, ...] = ()
-    """Workers where an attempt failed."""
-    receipted: bool = False
-    aged: bool = False

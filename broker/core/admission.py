@@ -1,0 +1,110 @@
+"""The door: whether a job may wait here at all. A refusal changes nothing.
+
+What is refused is told at once, with the row, what is used of it, its limit, and when to try again.
+Batch is never `queue_full` here: its stream is its bound.
+"""
+
+from broker.core.decisions import Expire, Reject
+from broker.core.estimates import Estimates
+from broker.core.events import JobSpec
+from broker.core.mind import Mind
+from broker.core.policy import LanePolicy
+from broker.core.queues import Queue, Waiting
+from broker.core.quotas import Refusal, jobs_refusal, never_fits, queue_refusal, refusal
+from broker.wire.ids import BATCH_BAND
+from broker.wire.messages import Reason
+
+RETRY_AFTER_S_MIN = 1.0
+"""A refusal stands as a record for this long at least: sooner, the next try would only find it."""
+
+RETRY_AFTER_S_MAX = 300.0
+"""After five minutes anything may have changed: nobody is told to wait longer."""
+
+PAUSED_RETRY_AFTER_S = 30.0
+"""A person paused the lane, and people take minutes."""
+
+
+class Door:
+    """Lets jobs in, or says why not."""
+
+    def __init__(self, mind: Mind, estimates: Estimates) -> None:
+        self._mind = mind
+        self._estimates = estimates
+        self._lanes: dict[str, LanePolicy] = {}
+        self.reconfigured()
+
+    def reconfigured(self) -> None:
+        """Take the lanes of a new policy."""
+        self._lanes = {lane.name: lane for lane in self._mind.policy.lanes}
+
+    def knock(self, job: JobSpec) -> Reject | Expire | None:
+        """Say why a new job may not wait here; None lets it in."""
+        if job.deadline_at_s is not None and job.deadline_at_s <= self._mind.at_s:
+            return Expire(job.key, Reason.DEADLINE_EXPIRED)
+        return self._stranger(job) or self._too_much(job)
+
+    def recheck(self, waiting: Waiting) -> Reject | None:
+        """Say why a job that waits can't stay: nobody asked before, or limits changed."""
+        return self._stranger(waiting.job) or self._never(
+            waiting.job, waiting.queue, waiting.work_tokens
+        )
+
+    def _stranger(self, job: JobSpec) -> Reject | None:
+        lane = self._lanes.get(job.lane)
+        if lane is None:
+            return _reject(job, Reason.MALFORMED, row=f"lane={job.lane}")
+        if job.band not in lane.bands:
+            return _reject(job, Reason.MALFORMED, row=f"lane={job.lane} band={job.band}")
+        if job.model not in self._mind.policy.models or (
+            lane.models and job.model not in lane.models
+        ):
+            return _reject(job, Reason.UNKNOWN_MODEL, row=f"lane={job.lane} model={job.model}")
+        if lane.paused:
+            row, after_s = f"lane={job.lane}", PAUSED_RETRY_AFTER_S
+            return _reject(job, Reason.LANE_PAUSED, row=row, retry_after_s=after_s)
+        return None
+
+    def _too_much(self, job: JobSpec) -> Reject | None:
+        mind = self._mind
+        queue = mind.queues.queue(lane=job.lane, band=job.band, model=job.model)
+        work_tokens = mind.costs.work_tokens(job)
+        never = self._never(job, queue, work_tokens)
+        if never is not None:
+            return never
+        if not mind.dispatching or job.failures or job.band == BATCH_BAND:
+            return None
+        full = queue_refusal(queue.rows)
+        if full is None or self._may_start(job, queue, work_tokens):
+            return None
+        after_s = self._estimates.retry_after_s(queue)
+        return _refused(job, Reason.QUEUE_FULL, full, retry_after_s=after_s)
+
+    def _never(self, job: JobSpec, queue: Queue, work_tokens: float) -> Reject | None:
+        never = never_fits(queue.rows, work_tokens)
+        if never is None:
+            return None
+        return _refused(job, Reason.QUOTA_EXCEEDED, never, retry_after_s=RETRY_AFTER_S_MAX)
+
+    def _may_start(self, job: JobSpec, queue: Queue, work_tokens: float) -> bool:
+        """Say whether the job need not wait: then a full queue is no reason."""
+        mind = self._mind
+        if jobs_refusal(queue.rows) or refusal(queue.rows, work_tokens, at_s=mind.at_s):
+            return False
+        output_tokens = mind.costs.expected_output_tokens(job)
+        placement = mind.router.place(job, excluded=(), at_s=mind.at_s, output_tokens=output_tokens)
+        return placement.worker is not None
+
+
+def _refused(job: JobSpec, reason: Reason, by: Refusal, *, retry_after_s: float) -> Reject:
+    name = by.row.row.name
+    return Reject(job.key, reason, name, by.used, by.limit, _bounded(retry_after_s))
+
+
+def _reject(
+    job: JobSpec, reason: Reason, *, row: str, retry_after_s: float = RETRY_AFTER_S_MIN
+) -> Reject:
+    return Reject(job.key, reason, row, 0.0, 0.0, _bounded(retry_after_s))
+
+
+def _bounded(retry_after_s: float) -> float:
+    return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, retry_after_s))

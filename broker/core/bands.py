@@ -1,0 +1,103 @@
+"""Which band is next in a model pool: strict priority, with two bounded exceptions.
+
+Both are counted in weighted tokens, in the manner of a deficit counter (Shreedhar & Varghese 1995):
+- *Guaranteed share*: while a band has jobs waiting, it is owed its share of all work that its pool
+  dispatches, less what it got. A band that is owed goes before higher ones. What it got by priority
+  or in idle capacity counts, so people pay only for what is missing.
+- *Aging*: a job that has waited longer than its band's `aging_s` competes one band up, once. Bands
+  2-3 together take at most `aged_share_max` of the work by exceptions while higher bands have
+  demand.
+
+Neither credit is banked: demand that could not run (no room, a quota) is owed at most
+`CREDIT_TOKENS_MAX`, and so is idle capacity used ahead of the share. Re-sorting everything by
+waiting time instead lets an old backlog lock people out for as long as the backlog is old.
+"""
+
+from enum import StrEnum
+
+from broker.core.policy import BandPolicy
+from broker.wire.ids import BANDS
+
+CREDIT_TOKENS_MAX = 16_384.0
+"""Most that a band can be owed or be ahead: about four chat jobs, so a burst after a block is
+short."""
+
+LOW_BAND_MIN = 2
+"""Bands from here on are capped in what they take from higher ones."""
+
+
+class Way(StrEnum):
+    """By what right a job was dispatched."""
+
+    PRIORITY = "priority"
+    """Nothing more urgent could run."""
+    SHARE = "share"
+    """Its band was owed its guaranteed share."""
+    AGED = "aged"
+    """It had waited long and competed one band up."""
+
+
+class BandShares:
+    """The accounts of one model pool."""
+
+    def __init__(self) -> None:
+        self._owed = [0.0 for _ in BANDS]
+        self._exception_credit = 0.0
+        self.work: dict[tuple[int, Way], float] = {}
+        """Weighted tokens dispatched, by band and way: how much each exception took."""
+
+    def owed(self, waiting_jobs: list[int]) -> list[int]:
+        """List the bands that go before higher ones now, most urgent first.
+
+        Only a band with waiting jobs under others' demand: without it, priority alone serves it.
+        """
+        owed: list[int] = []
+        above = 0
+        for band in BANDS:
+            if waiting_jobs[band] and above and self._owed[band] > 0:
+                owed.append(band)
+            above += waiting_jobs[band]
+        return owed
+
+    def owed_tokens(self, band: int) -> float:
+        """Tell what a band is owed; negative when it is ahead of its share."""
+        return self._owed[band]
+
+    @property
+    def may_age(self) -> bool:
+        """Say whether aged jobs of bands 2-3 may compete one band up now."""
+        return self._exception_credit > 0
+
+    def dispatched(
+        self,
+        band: int,
+        cost_tokens: float,
+        *,
+        way: Way,
+        waiting_jobs: list[int],
+        bands: tuple[BandPolicy, BandPolicy, BandPolicy, BandPolicy],
+        aged_share_max: float,
+    ) -> None:
+        """Account for a dispatch. `waiting_jobs` by band, this job included."""
+        self.work[band, way] = self.work.get((band, way), 0.0) + cost_tokens
+        for other in BANDS:
+            owed = self._owed[other] + bands[other].guaranteed_share * cost_tokens
+            if not waiting_jobs[other]:
+                owed = min(owed, 0.0)
+            self._owed[other] = min(owed, CREDIT_TOKENS_MAX)
+        behind = self._owed[band] - cost_tokens
+        if way is Way.PRIORITY:
+            behind = max(behind, min(self._owed[band], -CREDIT_TOKENS_MAX))
+        self._owed[band] = behind
+        self._count_exception(band, cost_tokens, way=way, aged_share_max=aged_share_max)
+        if not sum(waiting_jobs[:LOW_BAND_MIN]):
+            # No higher demand: nothing was taken from anyone.
+            self._exception_credit = min(self._exception_credit, 0.0)
+
+    def _count_exception(
+        self, band: int, cost_tokens: float, *, way: Way, aged_share_max: float
+    ) -> None:
+        credit = self._exception_credit + aged_share_max * cost_tokens
+        if band >= LOW_BAND_MIN and way is not Way.PRIORITY:
+            credit -= cost_tokens
+        self._exception_credit = min(credit, CREDIT_TOKENS_MAX)

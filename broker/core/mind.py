@@ -1,0 +1,160 @@
+"""All that the mind remembers, and the moves of a job between waiting, leased and ended.
+
+    held -> waiting -> leased -> ended
+               ^---------'  (requeue)
+
+Every path (first dispatch, retry, adoption, revocation, cancel) uses these moves, so the sums can't
+differ by path.
+"""
+
+import random
+from dataclasses import replace
+
+from broker.core.alarms import Alarms
+from broker.core.costs import Costs, cost_tokens
+from broker.core.decisions import Decision, Release
+from broker.core.events import JobSpec
+from broker.core.fleet import Fleet
+from broker.core.ledger import Ledger
+from broker.core.policy import Policy
+from broker.core.queues import AGED_BANDS, Queues, Waiting
+from broker.core.quotas import Quotas
+from broker.core.routing import Router
+from broker.core.state import Lease, Worker
+from broker.wire.messages import Attempt, Failure
+
+
+class Mind:
+    """The state that all modules of the core share."""
+
+    def __init__(self, policy: Policy, *, epoch: int, router: Router, rng: random.Random) -> None:
+        self.policy = policy
+        self.epoch = epoch
+        self.router = router
+        self.rng = rng
+        self.at_s = 0.0
+        self.dispatching = False
+        """Start-up is over. Before, nothing is dispatched, revoked, rejected or expired."""
+        self.out: list[Decision] = []
+        self.quotas = Quotas(policy.quotas, at_s=0.0)
+        self.queues = Queues(policy, self.quotas)
+        self.ledger = Ledger(self.queues, self.quotas)
+        self.fleet = Fleet(self.queues, self.quotas)
+        self.costs = Costs()
+        self.arrivals: list[Waiting] = []
+        """Began to wait in this step: they are looked at, told and given their alarms at its
+        end."""
+        self.attempts = 0
+        self._revoked: dict[str, Attempt] = {}
+        """Attempts of earlier epochs that were adopted and are over: not to be adopted again. One
+        of this epoch that has no lease needs no note: it was ours."""
+        self.progress_alarms = Alarms[Lease](lambda lease: self.ledger.get(lease.job.key) is lease)
+        """When a lease has made no progress for too long."""
+
+    def waits(
+        self,
+        job: JobSpec,
+        *,
+        failures: tuple[Failure, ...] = (),
+        not_before_s: float = 0.0,
+        excluded: tuple[str, ...] = (),
+        retried: bool = False,
+    ) -> Waiting:
+        """Let a job wait."""
+        queue = self.queues.queue(lane=job.lane, band=job.band, model=job.model)
+        waiting = Waiting(
+            job,
+            queue,
+            held_at_s=self.at_s if retried or failures else job.enqueued_at_s,
+            due_at_s=self.queues.due_at_s(job, queue),
+            output_tokens_expected=self.costs.expected_output_tokens(job),
+            work_tokens=self.costs.work_tokens(job),
+            not_before_s=not_before_s,
+            failures=failures,
+            excluded=excluded,
+            resting=not_before_s > self.at_s,
+            retried=retried,
+        )
+        aging_s = self.policy.bands[job.band].aging_s
+        if aging_s is not None and job.band in AGED_BANDS:
+            waiting.aged = self.at_s >= job.enqueued_at_s + aging_s
+        self.queues.add(waiting)
+        self.arrivals.append(waiting)
+        return waiting
+
+    def leases(self, lease: Lease, worker: Worker, *, starts: bool = True) -> None:
+        """Give a job to a worker: count it, and charge its lane."""
+        self.ledger.add(lease, worker, starts=starts)
+        queue = self.ledger.queue_of(lease)
+        self.queues.charge(queue, lease.cost_tokens)
+        counters = queue.pool.counters
+        counters.cost_max = max(counters.cost_max, lease.cost_tokens / queue.weight)
+        stall_s = self.policy.leases.stall_s
+        self.progress_alarms.set(lease.progressed_at_s + stall_s, lease)
+
+    def unleases(self, lease: Lease, *, unstarted: bool = False, refund: bool = True) -> Worker:
+        """Take a job back from its worker; by default its lane gets its tokens back."""
+        worker = self.fleet.workers[lease.worker]
+        self.ledger.remove(lease, worker, unstarted=unstarted)
+        if lease.attempt.epoch != self.epoch:
+            self._revoked[lease.job.key] = lease.attempt
+        if refund:
+            self.refunds(lease, lease.cost_tokens)
+        self.changed(worker, opened=True)
+        return worker
+
+    def was_revoked(self, key: str, attempt: Attempt) -> bool:
+        """Say whether an attempt without a lease was one of ours."""
+        revoked = self._revoked.get(key)
+        return attempt.epoch == self.epoch or (revoked is not None and attempt <= revoked)
+
+    def corrects(self, lease: Lease) -> None:
+        """Charge a running job that writes more than was expected."""
+        uncached_tokens = lease.job.prompt_tokens - lease.hit_tokens
+        cost = cost_tokens(uncached_tokens=uncached_tokens, output_tokens=lease.output_tokens)
+        if cost > lease.cost_tokens:
+            self.refunds(lease, lease.cost_tokens - cost)
+            self.ledger.correct(lease, float(cost))
+
+    def refunds(self, lease: Lease, tokens: float) -> None:
+        """Give a lane back what its job did not use (or charge the rest, when negative)."""
+        queue = self.ledger.queue_of(lease)
+        self.queues.charge(queue, -tokens)
+
+    def settles(self, lease: Lease, *, cost_tokens_real: float | None) -> None:
+        """End a leased job; its lane pays for what it really used, where that is known."""
+        self.unleases(lease, refund=False)
+        if cost_tokens_real is not None:
+            error = lease.cost_tokens - cost_tokens_real
+            counters = self.ledger.queue_of(lease).pool.counters
+            weight = self.ledger.queue_of(lease).weight
+            counters.error_max = max(counters.error_max, abs(error) / weight)
+            self.refunds(lease, error)
+        self.out.append(Release(lease.job.key))
+
+    def forgets(self, key: str) -> bool:
+        """Drop a waiting job; False when it doesn't wait."""
+        waiting = self.queues.waiting.get(key)
+        if waiting is None:
+            return False
+        self.queues.remove(waiting)
+        return True
+
+    def changed(self, worker: Worker, *, opened: bool) -> None:
+        """Let pools and router see a worker's new state. `opened`: it may take more than before."""
+        self.fleet.refresh(worker)
+        self.router.changed(worker)
+        if opened and len(worker.leases) < worker.slots:
+            for model in worker.models:
+                self.queues.pool(model).opened()
+
+    def next_attempt(self) -> Attempt:
+        """Number a run."""
+        self.attempts += 1
+        return Attempt(self.epoch, self.attempts)
+
+    def completes(self, lease: Lease, job: JobSpec) -> None:
+        """Learn what an adopted lease's job is, now that its message was pulled."""
+        lease.job = replace(
+            job, band=lease.job.band, model=lease.job.model, prompt_tokens=lease.job.prompt_tokens
+        )

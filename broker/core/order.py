@@ -1,0 +1,307 @@
+"""Which job of a model pool is next, and its dispatch: band, then lane, then job.
+
+1. *Band*: `bands` says who is owed; else strictly by priority, aged jobs one band up while the cap
+   allows.
+2. *Lane*: those whose virtual token counters lie within Q (`lane_slack_tokens`) of the least are
+   equal, so that locality may choose between them. A lane that its quota holds back is passed over.
+3. *Job*: the least `prefill_s + α · (due_at_s - longest wait)`, which is least uncached prefill
+   seconds less α times the wait, written so that waiting needs no new sums. What a worker can serve
+   from its cache goes at once, short work goes before long, and nobody is overtaken for longer than
+   its own prefill seconds ÷ α.
+
+A dispatch takes two steps: every quota row, then the worker's own room (the router's). A job that
+can't pass is passed over and reserves nothing. When a whole look finds nobody who may go, the pool
+is *settled*: until a worker or a row gives way, only newcomers are looked at, so an event costs the
+same however many wait.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from heapq import merge
+
+from broker.core.alarms import Alarms
+from broker.core.bands import LOW_BAND_MIN, Way
+from broker.core.costs import cost_tokens
+from broker.core.decisions import Dispatch, HeldBy
+from broker.core.lanes import Ranking
+from broker.core.mind import Mind
+from broker.core.queues import Line, Pool, Waiting
+from broker.core.quotas import Refusal, jobs_refusal, refusal
+from broker.core.routing import Placement
+from broker.core.state import Lease
+from broker.wire.ids import BANDS
+
+PASSES = 4
+"""How far a line is walked, in candidates to choose from: past jobs that are held for their worker
+or too large for the room there is."""
+
+HOLD_LOOK_S = 0.25
+"""Jobs held for a worker are looked at again this often even if nothing changed: a hold ends by
+time as well."""
+
+_Entry = tuple[float, str, int, bool]
+"""A lane's place in a contest: counter, lane, band, aged."""
+
+
+class Order:
+    """Chooses and dispatches."""
+
+    def __init__(self, mind: Mind) -> None:
+        self._mind = mind
+        self._refills = Alarms[Pool](lambda _: True)
+        self._hold_look_at_s = 0.0
+
+    def time_passed(self) -> None:
+        """Let rows that refilled and holds that ran out be looked at again."""
+        mind = self._mind
+        for pool in self._refills.due(mind.at_s):
+            pool.settled = False
+            pool.refill_at_s = None
+        if mind.at_s >= self._hold_look_at_s:
+            self._hold_look_at_s = mind.at_s + HOLD_LOOK_S
+            for pool in mind.queues.pools.values():
+                if pool.holding:
+                    pool.settled = False
+
+    def dispatch(self) -> None:
+        """Dispatch all that may go now."""
+        mind = self._mind
+        released = mind.quotas.released
+        if released:
+            for model in released:
+                mind.queues.pool(model).settled = False
+            released.clear()
+        for waiting in mind.arrivals:
+            if waiting.queue.pool.settled and self._in_line(waiting):
+                self._dispatch_alone(waiting)
+        for pool in mind.queues.pools.values():
+            if not pool.settled:
+                self._dispatch_pool(pool)
+
+    def _in_line(self, waiting: Waiting) -> bool:
+        return self._mind.queues.waiting.get(waiting.job.key) is waiting and not waiting.resting
+
+    def _dispatch_alone(self, waiting: Waiting) -> None:
+        if self._too_large(waiting):
+            waiting.held_by = HeldBy.ROOM
+            return
+        placement = self._look(waiting)
+        if placement is not None:
+            self._give(waiting, placement, Way.PRIORITY)
+
+    def _dispatch_pool(self, pool: Pool) -> None:
+        pool.holding = False
+        while pool.waiting:
+            chosen = self._choose(pool)
+            if chosen is None:
+                break
+            self._give(*chosen)
+        pool.settled = True
+
+    def _choose(self, pool: Pool) -> tuple[Waiting, Placement, Way] | None:
+        for band in pool.shares.owed(pool.in_line):
+            best = self._contest(pool, ((band, False), (band, True)))
+            if best is not None:
+                return (*best, Way.SHARE)
+        for band in BANDS:
+            stands = [(band, False), (band, True)]
+            rising = band + 1
+            if rising in BANDS and (rising < LOW_BAND_MIN or pool.shares.may_age):
+                stands.append((rising, True))
+            best = self._contest(pool, stands)
+            if best is not None:
+                above = best[0].queue.band > band and sum(pool.in_line[: band + 1])
+                return (*best, Way.AGED if above else Way.PRIORITY)
+        return None
+
+    def _contest(
+        self, pool: Pool, stands: list[tuple[int, bool]] | tuple[tuple[int, bool], ...]
+    ) -> tuple[Waiting, Placement] | None:
+        """Find the best job of the least served lanes that have one which may go."""
+        slack = self._mind.policy.order.lane_slack_tokens
+        lanes_max = self._mind.policy.order.candidates_max
+        fair: list[Line] = []
+        least = 0.0
+        for counter, lane, band, aged in _entries(pool, stands):
+            if fair and (counter > least + slack or len(fair) >= lanes_max):
+                best = self._best(fair)
+                if best is not None:
+                    return best
+                fair = []
+            queue = pool.queues[lane, band]
+            line = queue.aged if aged else queue.fresh
+            blocked = jobs_refusal(queue.rows)
+            if blocked is not None:
+                self._hold(line[0][3], HeldBy.QUOTA, blocked)
+                continue
+            if not fair:
+                least = counter
+            fair.append(line)
+        return self._best(fair) if fair else None
+
+    def _best(self, fair: list[Line]) -> tuple[Waiting, Placement] | None:
+        order = self._mind.policy.order
+        candidates_max = max(1, order.candidates_max // len(fair))
+        best: tuple[Waiting, Placement] | None = None
+        best_key: tuple[float, float, int, str] | None = None
+        for line in fair:
+            candidates = 0
+            for _, (due_at_s, sequence, key, waiting) in zip(
+                range(PASSES * candidates_max), line, strict=False
+            ):
+                credit = order.wait_credit * (due_at_s - waiting.queue.wait_s_max)
+                if best_key is not None and credit > best_key[0]:
+                    break  # Prefill takes no less than nothing, and later ones have less credit.
+                if self._too_large(waiting):
+                    waiting.held_by = HeldBy.ROOM
+                    continue
+                placement = self._look(waiting)
+                if placement is None:
+                    continue
+                candidate_key = (placement.prefill_s + credit, due_at_s, sequence, key)
+                if best_key is None or candidate_key < best_key:
+                    best, best_key = (waiting, placement), candidate_key
+                candidates += 1
+                if candidates >= candidates_max:
+                    break
+        return best
+
+    def _too_large(self, waiting: Waiting) -> bool:
+        """Say whether a job no larger than this one found no room since something last opened."""
+        smaller = waiting.queue.pool.no_room
+        return (
+            smaller is not None
+            and waiting.job.prompt_tokens >= smaller.prompt_tokens
+            and waiting.output_tokens_expected >= smaller.output_tokens_max
+        )
+
+    def _look(self, waiting: Waiting) -> Placement | None:
+        """Find where a job may go now, through both steps; else note what holds it."""
+        mind, queue = self._mind, waiting.queue
+        blocked = jobs_refusal(queue.rows)
+        if blocked is not None:
+            self._hold(waiting, HeldBy.QUOTA, blocked)
+            return None
+        placement = mind.router.place(
+            waiting.job,
+            excluded=waiting.excluded,
+            at_s=mind.at_s,
+            output_tokens=waiting.output_tokens_expected,
+        )
+        if placement.worker is None:
+            self._hold_back(waiting, placement)
+            return None
+        blocked = refusal(queue.rows, _cost(waiting, placement), at_s=mind.at_s)
+        if blocked is not None:
+            self._hold(waiting, HeldBy.QUOTA, blocked)
+            return None
+        return placement
+
+    def _hold_back(self, waiting: Waiting, placement: Placement) -> None:
+        pool = waiting.queue.pool
+        if placement.held_for:
+            pool.holding = True
+            self._hold(waiting, HeldBy.AFFINITY)
+        elif not placement.servable:
+            self._hold(waiting, HeldBy.NO_WORKERS)
+        else:
+            self._hold(waiting, HeldBy.ROOM)
+            if not waiting.excluded:
+                pool.no_room = replace(
+                    waiting.job, output_tokens_max=waiting.output_tokens_expected
+                )
+
+    def _hold(self, waiting: Waiting, held_by: HeldBy, blocked: Refusal | None = None) -> None:
+        waiting.held_by = held_by
+        waiting.row = ""
+        if blocked is None:
+            return
+        pool = waiting.queue.pool
+        waiting.row = blocked.row.row.name
+        blocked.row.refused_models[pool.model] = None
+        if blocked.retry_at_s < (pool.refill_at_s or float("inf")):
+            pool.refill_at_s = blocked.retry_at_s
+            self._refills.set(blocked.retry_at_s, pool)
+
+    def _give(self, waiting: Waiting, placement: Placement, way: Way) -> None:
+        mind, job, worker = self._mind, waiting.job, placement.worker
+        assert worker is not None, "chosen with a worker"
+        pool = waiting.queue.pool
+        explanation = replace(
+            mind.router.explain(job, placement, at_s=mind.at_s),
+            queue_s=max(0.0, mind.at_s - waiting.held_at_s),
+            held_by=_held_by(waiting),
+        )
+        lease = Lease(
+            job,
+            mind.next_attempt(),
+            worker.id,
+            mind.fleet.number_order(worker),
+            granted_at_s=mind.at_s,
+            cost_tokens=_cost(waiting, placement),
+            uncached_tokens=placement.uncached_tokens,
+            hit_tokens=placement.hit_tokens,
+            output_tokens_expected=waiting.output_tokens_expected,
+            progressed_at_s=mind.at_s,
+            failures=waiting.failures,
+            excluded=waiting.excluded,
+        )
+        pool.shares.dispatched(
+            waiting.queue.band,
+            lease.cost_tokens,
+            way=way,
+            waiting_jobs=pool.in_line,
+            bands=mind.policy.bands,
+            aged_share_max=mind.policy.order.aged_share_max,
+        )
+        mind.queues.remove(waiting)
+        mind.leases(lease, worker)
+        worker.dispatched_at_s = mind.at_s
+        worker.dispatched_count += 1
+        mind.router.given(lease, worker, at_s=mind.at_s)
+        mind.out.append(
+            Dispatch(
+                job.key,
+                worker.id,
+                lease.attempt,
+                lease.number,
+                job.stream_sequence,
+                placement.hit_tokens,
+                job.enqueued_at_s,
+                waiting.failures,
+                mind.policy.leases.run_s_max,
+                mind.policy.leases.stall_s,
+                explanation,
+            )
+        )
+
+
+def _entries(
+    pool: Pool, stands: list[tuple[int, bool]] | tuple[tuple[int, bool], ...]
+) -> Iterator[_Entry]:
+    """List the lanes that stand in a contest, least served first."""
+    ranked = [
+        _stand(ranking, band=band, aged=aged)
+        for band, aged in stands
+        if (ranking := (pool.aged if aged else pool.fresh)[band])
+    ]
+    return iter(ranked[0]) if len(ranked) == 1 else merge(*ranked)
+
+
+def _stand(ranking: Ranking, *, band: int, aged: bool) -> Iterator[_Entry]:
+    return ((counter, lane, band, aged) for counter, lane in ranking)
+
+
+def _cost(waiting: Waiting, placement: Placement) -> float:
+    return float(
+        cost_tokens(
+            uncached_tokens=placement.uncached_tokens,
+            output_tokens=waiting.output_tokens_expected,
+        )
+    )
+
+
+def _held_by(waiting: Waiting) -> HeldBy:
+    if waiting.held_by is HeldBy.NOTHING and waiting.receipted:
+        return HeldBy.ORDER  # It waited, and was never looked at until now.
+    return waiting.held_by

@@ -1,0 +1,148 @@
+"""What becomes of a job whose attempt came to nothing: again, later, elsewhere, or never.
+
+- Not run at all (busy, unreachable, never sent): it waits again at its old place, and nothing is
+  counted.
+- Failed: it waits out a back-off curve with jitter, another worker is tried, and after
+  `failures_max` charged failures it is dead-lettered.
+- Its worker died. Which of the jobs there killed it can't be known, so every one gets a mark (an
+  uncharged failure), and a death is charged only to a job that was alone there or has more marks
+  than any other there. A job that one more death would end runs where no other such job runs. So
+  the killer is found: its marks rise with every worker, its neighbours' only if they meet a killer
+  again. With `failures_max` marks and the last one charged, it is dead-lettered, and its neighbours
+  keep their clean record.
+- A stream whose first token was sent is not restarted behind the caller's back, unless the caller
+  asked for that.
+"""
+
+from dataclasses import dataclass
+
+from broker.core.decisions import Cancel, DeadLetter, Expire, FailStream, HeldBy, Requeue
+from broker.core.mind import Mind
+from broker.core.policy import LeasePolicy
+from broker.core.state import Lease, Worker
+from broker.wire.messages import Failure, Reason
+
+JITTER_RATIO = 0.25
+"""Back-offs vary by this much either way, so that jobs that failed together don't return
+together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What a worker's death says of one of its jobs."""
+
+    charged: bool
+    detail: str
+
+
+def death_marks(failures: tuple[Failure, ...]) -> int:
+    """Count the workers that died under a job."""
+    return sum(1 for failure in failures if failure.reason is Reason.WORKER_LOST)
+
+
+def is_suspect(failures: tuple[Failure, ...], policy: LeasePolicy) -> bool:
+    """Say whether one more death would end the job: then it runs apart from others like it."""
+    return death_marks(failures) >= max(1, policy.failures_max - 1)
+
+
+def backoff_s(failures_charged: int, policy: LeasePolicy, *, jitter: float) -> float:
+    """Tell the wait after the nth charged failure. `jitter` is in -1..1."""
+    exponent = min(max(0, failures_charged - 1), 60)  # 2.0**60 is beyond any cap already.
+    wait_s = policy.retry_base_s * 2.0**exponent
+    return min(policy.retry_s_max, wait_s * (1.0 + JITTER_RATIO * jitter))
+
+
+class Retries:
+    """Decides what follows an attempt that came to nothing."""
+
+    def __init__(self, mind: Mind) -> None:
+        self._mind = mind
+
+    def not_run(self, lease: Lease, *, after_s: float = 0.0, excluded: bool = False) -> None:
+        """Let a job wait again whose attempt was surely not run: nothing is charged."""
+        self._mind.unleases(lease, unstarted=True)
+        self._again(
+            lease,
+            None,
+            not_before_s=self._mind.at_s + after_s if after_s else 0.0,
+            excluded=_with(lease, lease.worker) if excluded else lease.excluded,
+        )
+
+    def lost(self, lease: Lease) -> None:
+        """Let a job wait again whose worker says it does not run it: nothing is charged."""
+        self._mind.unleases(lease)
+        if not self._ends_stream(lease, lease.failures):
+            self._again(lease, None)
+
+    def failed(self, lease: Lease, reason: Reason, *, charged: bool, detail: str = "") -> None:
+        """Note a failed attempt, and try again elsewhere if that may help."""
+        mind, policy = self._mind, self._mind.policy.leases
+        failure = Failure(lease.attempt, lease.worker, reason, mind.at_s, detail, charged)
+        failures = (*lease.failures, failure)
+        mind.unleases(lease)
+        charges = sum(1 for one in failures if one.charged)
+        ended = charges >= policy.failures_max
+        if reason is Reason.WORKER_LOST:
+            ended = charged and death_marks(failures) >= policy.failures_max
+        if self._ends_stream(lease, failures):
+            return
+        if ended and not lease.cancelled:
+            mind.out.append(DeadLetter(lease.job.key, failures))
+            return
+        wait_s = 0.0
+        if charged:
+            wait_s = backoff_s(charges, policy, jitter=2.0 * mind.rng.random() - 1.0)
+        self._again(
+            lease,
+            failure,
+            failures=failures,
+            not_before_s=mind.at_s + wait_s if charged else 0.0,
+            excluded=_with(lease, lease.worker) if charged else lease.excluded,
+        )
+
+    def worker_died(self, worker: Worker, *, cause: str) -> None:
+        """Take back all jobs of a worker that died, and blame whom it must be."""
+        leases = sorted(worker.leases.values(), key=lambda lease: lease.attempt)
+        marks = sorted(death_marks(lease.failures) for lease in leases)
+        for lease in leases:
+            mine = death_marks(lease.failures)
+            charged = len(marks) == 1 or (mine == marks[-1] and mine > marks[-2])
+            self.failed(lease, Reason.WORKER_LOST, charged=charged, detail=cause)
+
+    def _ends_stream(self, lease: Lease, failures: tuple[Failure, ...]) -> bool:
+        job = lease.job
+        if lease.cancelled or not (job.streamed and lease.prefilled) or job.restart_visible:
+            return False
+        self._mind.out.append(FailStream(job.key, failures))
+        return True
+
+    def _again(
+        self,
+        lease: Lease,
+        failure: Failure | None,
+        *,
+        failures: tuple[Failure, ...] | None = None,
+        not_before_s: float = 0.0,
+        excluded: tuple[str, ...] | None = None,
+    ) -> None:
+        mind, job = self._mind, lease.job
+        if lease.cancelled:
+            mind.out.append(Cancel(job.key))
+            return
+        if job.deadline_at_s is not None and job.deadline_at_s <= mind.at_s:
+            mind.out.append(Expire(job.key, Reason.DEADLINE_EXPIRED))
+            return
+        mind.out.append(Requeue(job.key, failure, not_before_s))
+        waiting = mind.waits(
+            job,
+            failures=lease.failures if failures is None else failures,
+            not_before_s=not_before_s,
+            excluded=lease.excluded if excluded is None else excluded,
+            retried=True,
+        )
+        if waiting.resting:
+            waiting.held_by = HeldBy.BACK_OFF
+
+
+def _with(lease: Lease, worker: str) -> tuple[str, ...]:
+    return lease.excluded if worker in lease.excluded else (*lease.excluded, worker)

@@ -1,0 +1,238 @@
+"""The mind's one door: an event goes in, decisions come out.
+
+Pure and deterministic: time stands on the event, chance comes from `rng`. What an event costs does
+not depend on how many jobs wait or how many workers there are, but on how many jobs it sets free.
+"""
+
+import random
+
+from broker.core.admission import Door
+from broker.core.alarms import Alarms
+from broker.core.decisions import Decision, Expire, Queued
+from broker.core.endings import Endings
+from broker.core.estimates import Estimates
+from broker.core.events import (
+    AttemptEnded,
+    CancelRequested,
+    DispatchAllowed,
+    DispatchAnswered,
+    DrainRequested,
+    Event,
+    FirstTokenSeen,
+    JobEnded,
+    JobHeld,
+    JobSpec,
+    LinkChanged,
+    PolicyChanged,
+    ProbeAnswered,
+    QueueDepth,
+    Tick,
+    WorkerReported,
+)
+from broker.core.leases import Leases
+from broker.core.mind import Mind
+from broker.core.order import Order
+from broker.core.policy import Policy
+from broker.core.queues import AGED_BANDS, Waiting
+from broker.core.quotas import Quotas
+from broker.core.reports import Reports
+from broker.core.retries import Retries
+from broker.core.routing import Router
+from broker.core.state import Lease
+from broker.core.views import Views
+from broker.wire.messages import Reason
+
+
+class Scheduler:
+    """Admission, order, dispatch and leases of one leader's epoch."""
+
+    def __init__(self, policy: Policy, *, epoch: int, router: Router, rng: random.Random) -> None:
+        mind = self._mind = Mind(policy, epoch=epoch, router=router, rng=rng)
+        self._estimates = Estimates(mind)
+        self._door = Door(mind, self._estimates)
+        self._order = Order(mind)
+        self._retries = Retries(mind)
+        self._leases = Leases(mind, self._retries)
+        self._endings = Endings(mind, self._leases, self._retries, self._estimates)
+        self._reports = Reports(mind, self._leases, self._retries, self._endings)
+        self.views = Views(mind, self._estimates)
+
+        def waits(waiting: Waiting) -> bool:
+            return mind.queues.waiting.get(waiting.job.key) is waiting
+
+        self._expiries = Alarms[Waiting](waits)
+        self._agings = Alarms[Waiting](waits)
+        self._rests = Alarms[Waiting](waits)
+
+    def step(self, event: Event) -> list[Decision]:
+        """Take an event; return what is to be done about it, in order."""
+        mind = self._mind
+        mind.at_s = max(mind.at_s, event.at_s)
+        self._take(event)
+        self._settle()
+        decisions, mind.out = mind.out, []
+        return decisions
+
+    def is_known(self, key: str) -> bool:
+        """Say whether a job waits or is leased here."""
+        return key in self._mind.queues.waiting or key in self._mind.ledger
+
+    def is_leased(self, key: str) -> bool:
+        """Say whether a job is leased to a worker."""
+        return key in self._mind.ledger
+
+    def leases(self) -> tuple[Lease, ...]:
+        """List the live leases."""
+        return tuple(self._mind.ledger)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case JobHeld(_, job):
+                self._held(job)
+            case WorkerReported(_, heartbeat):
+                self._reports.take(heartbeat)
+            case AttemptEnded(_, worker, incarnation, finished):
+                self._endings.attempt_ended(worker, incarnation, finished)
+                self._look_for_drained(worker)
+            case FirstTokenSeen(_, note):
+                self._endings.first_token(note)
+            case DispatchAnswered():
+                self._endings.answered(event)
+                self._look_for_drained(event.worker)
+            case Tick():
+                self._time_passed()
+            case JobEnded(_, key):
+                self._endings.job_ended(key)
+            case CancelRequested(_, key):
+                self._endings.cancel(key)
+            case _:
+                self._take_rare(event)
+
+    def _take_rare(self, event: Event) -> None:
+        mind = self._mind
+        match event:
+            case ProbeAnswered(_, worker_id, incarnation, missed):
+                worker = mind.fleet.workers.get(worker_id)
+                if worker is not None:
+                    self._leases.probed(worker, incarnation=incarnation, missed=missed)
+            case LinkChanged(_, up):
+                self._leases.link_changed(up=up)
+            case DrainRequested(_, worker_id, draining):
+                worker = mind.fleet.workers.get(worker_id)
+                if worker is not None:
+                    self._reports.drain(worker, draining=draining)
+            case QueueDepth(_, lane, band, model, pending_jobs):
+                queue = mind.queues.queue(lane=lane, band=band, model=model)
+                queue.pending_jobs = pending_jobs
+            case DispatchAllowed(_, allowed):
+                self._allow(allowed=allowed)
+            case PolicyChanged(_, policy):
+                if policy != mind.policy:
+                    self._reconfigure(policy)
+            case _:
+                raise AssertionError(event)
+
+    def _held(self, job: JobSpec) -> None:
+        mind = self._mind
+        if job.key in mind.queues.waiting:
+            return
+        lease = mind.ledger.get(job.key)
+        if lease is not None:
+            mind.completes(lease, job)
+            return
+        if mind.dispatching:
+            refused = self._door.knock(job)
+            if refused is not None:
+                mind.out.append(refused)
+                return
+        waiting = mind.waits(job, failures=job.failures)
+        self._estimates.arrived(waiting)
+
+    def _settle(self) -> None:
+        """Dispatch what may go, and tell those that wait."""
+        mind = self._mind
+        if mind.dispatching:
+            self._order.dispatch()
+        for waiting in mind.arrivals:
+            if mind.queues.waiting.get(waiting.job.key) is waiting:
+                self._settle_down(waiting)
+        mind.arrivals.clear()
+
+    def _settle_down(self, waiting: Waiting) -> None:
+        """Set the alarms of a job that did not go at once, and tell its owner."""
+        mind, job = self._mind, waiting.job
+        band = mind.policy.bands[job.band]
+        expires_at_s = job.deadline_at_s
+        if band.wait_s_max is not None:
+            wait_ends_at_s = waiting.held_at_s + band.wait_s_max
+            expires_at_s = min(wait_ends_at_s, expires_at_s or wait_ends_at_s)
+        if expires_at_s is not None:
+            self._expiries.set(expires_at_s, waiting)
+        if band.aging_s is not None and job.band in AGED_BANDS and not waiting.aged:
+            self._agings.set(job.enqueued_at_s + band.aging_s, waiting)
+        if waiting.resting:
+            self._rests.set(waiting.not_before_s, waiting)
+        if mind.dispatching and not waiting.receipted and not waiting.retried:
+            waiting.receipted = True
+            position = waiting.queue.ahead_of(waiting)
+            wait_s = self._estimates.wait_s(waiting.queue, position=position)
+            mind.out.append(Queued(job.key, position, wait_s))
+
+    def _time_passed(self) -> None:
+        mind = self._mind
+        mind.router.sweep(mind.at_s)
+        self._leases.time_passed()
+        for waiting in self._agings.due(mind.at_s):
+            mind.queues.age(waiting)
+        if not mind.dispatching:
+            return
+        for waiting in self._expiries.due(mind.at_s):
+            self._expire(waiting)
+        for waiting in self._rests.due(mind.at_s):
+            mind.queues.wake(waiting)
+            mind.arrivals.append(waiting)
+        self._order.time_passed()
+
+    def _expire(self, waiting: Waiting) -> None:
+        mind, deadline_at_s = self._mind, waiting.job.deadline_at_s
+        mind.queues.remove(waiting)
+        missed = deadline_at_s is not None and deadline_at_s <= mind.at_s
+        reason = Reason.DEADLINE_EXPIRED if missed else Reason.WAIT_EXPIRED
+        mind.out.append(Expire(waiting.job.key, reason))
+
+    def _allow(self, *, allowed: bool) -> None:
+        mind = self._mind
+        if allowed and not mind.dispatching:
+            self._recheck()
+            for pool in mind.queues.pools.values():
+                pool.opened()
+            mind.arrivals = list(mind.queues.waiting.values())
+        mind.dispatching = allowed
+
+    def _recheck(self) -> None:
+        """Ask the door about all that waits: it was not open before, or limits changed."""
+        mind = self._mind
+        for waiting in list(mind.queues.waiting.values()):
+            refused = self._door.recheck(waiting)
+            if refused is not None:
+                mind.queues.remove(waiting)
+                mind.out.append(refused)
+
+    def _reconfigure(self, policy: Policy) -> None:
+        """Take a new policy, whole."""
+        mind = self._mind
+        quotas = Quotas(policy.quotas, at_s=mind.at_s, before=mind.quotas)
+        mind.policy, mind.quotas = policy, quotas
+        mind.queues.reconfigured(policy, quotas)
+        mind.ledger.reconfigured(quotas)
+        mind.fleet.count(quotas)
+        mind.router.reconfigured(policy.routing)
+        self._door.reconfigured()
+        if mind.dispatching:
+            self._recheck()
+        mind.arrivals = list(mind.queues.waiting.values())
+
+    def _look_for_drained(self, worker_id: str) -> None:
+        worker = self._mind.fleet.workers.get(worker_id)
+        if worker is not None and worker.draining:
+            self._reports.look_for_drained(worker)

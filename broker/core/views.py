@@ -1,0 +1,256 @@
+"""The mind as others may see it: read-only records, made when asked for."""
+
+from dataclasses import dataclass
+
+from broker.core.bands import Way
+from broker.core.decisions import HeldBy
+from broker.core.estimates import Estimates
+from broker.core.lanes import ONLINE
+from broker.core.mind import Mind
+from broker.core.queues import Pool, Queue
+from broker.core.quotas import RowUsage
+from broker.core.state import Worker
+from broker.wire.ids import BATCH_BAND
+from broker.wire.messages import Attempt, Failure
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """One queue now."""
+
+    lane: str
+    band: int
+    model: str
+    waiting_jobs: int
+    """Held by the broker."""
+    pending_jobs: int
+    """Still in the stream."""
+    queued_jobs_max: int | None
+    """Least bound of the rows that match; None: the stream's own."""
+    inflight_jobs: int
+    wait_s: float
+    """Estimate for a job that comes now."""
+    oldest_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """One quota row now; a limit of None is none."""
+
+    name: str
+    lane: str | None
+    inflight_jobs: int
+    inflight_jobs_max: float | None
+    inflight_tokens: float
+    inflight_tokens_max: int | None
+    queued_jobs: int
+    queued_jobs_max: int | None
+    bucket_tokens: float
+    tokens_per_min: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker now."""
+
+    worker: str
+    phase: str
+    ready: bool
+    draining: bool
+    drained: bool
+    held_off: bool
+    models: tuple[str, ...]
+    slots: int
+    inflight_jobs: int
+    backlog_tokens: int
+    decoding_jobs: int
+    kv_tokens: int
+    kv_tokens_max: int
+    prefill_tokens_s: float
+    decode_tokens_s: float
+    trust: float
+    signal_age_s: float
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """One model's pool now."""
+
+    model: str
+    workers: int
+    slots: int
+    waiting_jobs: int
+    """In line; those in back-off are not."""
+    inflight_jobs: int
+    fairness_gap: float
+    """Greatest difference between the counters of lanes that wait (weighted tokens ÷ weight)."""
+    fairness_bound: float
+    """What it may be at most: U + Q + K·E."""
+    work_tokens: tuple[tuple[int, Way, float], ...]
+    """Weighted tokens dispatched, by band and by right: how much each exception took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """What a job does, and what holds it."""
+
+    key: str
+    leased: bool
+    held_by: HeldBy
+    row: str
+    """The quota row that holds it, if one does."""
+    position: int
+    wait_s: float
+    not_before_s: float
+    worker: str
+    attempt: Attempt | None
+    accepted: bool
+    output_tokens: int
+    failures: tuple[Failure, ...]
+    excluded: tuple[str, ...]
+
+
+class Views:
+    """Makes the views."""
+
+    def __init__(self, mind: Mind, estimates: Estimates) -> None:
+        self._mind = mind
+        self._estimates = estimates
+
+    def queues(self) -> tuple[QueueView, ...]:
+        """Show each queue that was ever used."""
+        pools = self._mind.queues.pools.values()
+        return tuple(self._queue(queue) for pool in pools for queue in pool.queues.values())
+
+    def queue(self, *, lane: str, band: int, model: str) -> QueueView:
+        """Show one queue."""
+        return self._queue(self._mind.queues.queue(lane=lane, band=band, model=model))
+
+    def rows(self) -> tuple[RowView, ...]:
+        """Show each quota row."""
+        return tuple(self._row(usage) for usage in self._mind.quotas.rows)
+
+    def workers(self) -> tuple[WorkerView, ...]:
+        """Show each known worker."""
+        return tuple(self._worker(worker) for worker in self._mind.fleet.workers.values())
+
+    def pools(self) -> tuple[PoolView, ...]:
+        """Show each model's pool."""
+        return tuple(self._pool(pool) for pool in self._mind.queues.pools.values())
+
+    def why(self, key: str) -> Why | None:
+        """Say what holds a job; None when it is not known here."""
+        lease = self._mind.ledger.get(key)
+        if lease is not None:
+            return Why(
+                key,
+                leased=True,
+                held_by=HeldBy.NOTHING,
+                row="",
+                position=0,
+                wait_s=0.0,
+                not_before_s=0.0,
+                worker=lease.worker,
+                attempt=lease.attempt,
+                accepted=lease.accepted,
+                output_tokens=lease.output_tokens,
+                failures=lease.failures,
+                excluded=lease.excluded,
+            )
+        waiting = self._mind.queues.waiting.get(key)
+        if waiting is None:
+            return None
+        position = waiting.queue.ahead_of(waiting)
+        held_by = waiting.held_by
+        if not self._mind.dispatching:
+            held_by = HeldBy.START
+        elif waiting.resting:
+            held_by = HeldBy.BACK_OFF
+        elif held_by in (HeldBy.NOTHING, HeldBy.BACK_OFF):
+            held_by = HeldBy.ORDER
+        return Why(
+            key,
+            leased=False,
+            held_by=held_by,
+            row=waiting.row,
+            position=position,
+            wait_s=self._estimates.wait_s(waiting.queue, position=position),
+            not_before_s=waiting.not_before_s,
+            worker="",
+            attempt=None,
+            accepted=False,
+            output_tokens=0,
+            failures=waiting.failures,
+            excluded=waiting.excluded,
+        )
+
+    def _queue(self, queue: Queue) -> QueueView:
+        limits = [usage.row.queued_jobs_max for usage in queue.rows]
+        online = [] if queue.band == BATCH_BAND else [one for one in limits if one is not None]
+        oldest = queue.oldest_enqueued_at_s
+        return QueueView(
+            queue.lane,
+            queue.band,
+            queue.pool.model,
+            queue.waiting_jobs,
+            queue.pending_jobs,
+            min(online, default=None),
+            queue.inflight_jobs,
+            self._estimates.wait_s(queue, position=queue.waiting_jobs + queue.pending_jobs),
+            0.0 if oldest is None else max(0.0, self._mind.at_s - oldest),
+        )
+
+    def _row(self, usage: RowUsage) -> RowView:
+        row = usage.row
+        usage.refill(self._mind.at_s)
+        bounded = row.inflight_jobs_max is not None or row.inflight_jobs_max_per_worker is not None
+        return RowView(
+            row.name,
+            row.lane,
+            usage.inflight_jobs,
+            usage.jobs_limit if bounded else None,
+            usage.inflight_tokens,
+            row.inflight_tokens_max,
+            usage.queued_jobs,
+            row.queued_jobs_max,
+            usage.bucket_tokens,
+            row.tokens_per_min,
+        )
+
+    def _worker(self, worker: Worker) -> WorkerView:
+        return WorkerView(
+            worker.id,
+            worker.phase.name.lower(),
+            worker.ready,
+            worker.draining,
+            worker.drained,
+            worker.held_off,
+            worker.models,
+            worker.slots,
+            len(worker.leases),
+            worker.backlog_tokens,
+            worker.decoding_jobs,
+            worker.kv_tokens,
+            worker.kv_tokens_max,
+            worker.prefill_tokens_s,
+            worker.decode_tokens_s,
+            worker.trust,
+            max(0.0, self._mind.at_s - worker.reported_at_s),
+            worker.incarnation,
+        )
+
+    def _pool(self, pool: Pool) -> PoolView:
+        counters = pool.counters
+        slack = self._mind.policy.order.lane_slack_tokens
+        work = sorted((band, way, tokens) for (band, way), tokens in pool.shares.work.items())
+        return PoolView(
+            pool.model,
+            len(pool.workers),
+            pool.slots,
+            sum(pool.in_line),
+            pool.inflight_jobs,
+            counters.awake[ONLINE].spread,
+            counters.cost_max + slack + pool.inflight_jobs * counters.error_max,
+            tuple(work),
+        )
