@@ -1,0 +1,312 @@
+"""The workers of each model in the order in which a job that finds nothing cached would take them.
+
+Each pool keeps its serving workers sorted: those with room first, then by load, then by turn (least
+recently given first, so that equals share evenly whatever their names). A change moves one entry,
+found by bisection, so that a decision looks at the front alone, however many workers there are.
+
+Load is work in seconds: prompt tokens given and not yet prefilled, and what a typical prefill would
+cost the jobs that decode there.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from broker.core.events import JobSpec
+from broker.core.policy import RoutingPolicy
+from broker.core.state import Phase, Worker
+
+TYPICAL_PREFILL_TOKENS = 1024
+"""Prompt assumed where workers are compared before a job is known: near the mean of public chat
+traces (Azure 2023, conversations: 1,155)."""
+
+OUTPUT_TOKENS_TYPICAL = 256
+"""Length of an answer assumed for a job that has none expected, to guess when its slot frees."""
+
+HELD_OFF_S = 1.0
+"""A worker that said busy is looked at again at its next report: one heartbeat."""
+
+Entry = tuple[bool, float, int, "Seat"]
+"""(has no room, load in seconds, turn, seat). Turns are unique, so that seats are never
+compared."""
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A worker as the router sees it, with what follows from its state."""
+
+    worker: Worker
+    turn: int
+    """Rises with each dispatch: the lowest has waited longest. Unique."""
+    bit: int = 0
+    """Its cache in the prefix index."""
+    stamp: int = 0
+    """Rises with each change."""
+    has_room: bool = False
+    is_serving: bool = False
+    is_silent: bool = False
+    """A suspect: would serve, but gets nothing until it is heard."""
+    backlog_s: float = 0.0
+    load_s: float = 0.0
+    prefill_tokens_s: float = 1.0
+    decode_tokens_s: float = 1.0
+    decoding_jobs: int = 0
+    trust: float = 1.0
+    kv_tokens_free: float = 0.0
+    models: tuple[str, ...] = ()
+    signature: tuple[object, ...] = ()
+    report_sequence: int | None = None
+    """Of its last cache summary; None until a full one came."""
+
+    def fits(self, kv_tokens: int) -> bool:
+        """Say whether it has room for a job of so many KV tokens; a job alone always fits."""
+        return self.has_room and (kv_tokens <= self.kv_tokens_free or not self.worker.leases)
+
+    def room_wait_s(self, kv_tokens: int) -> float:
+        """Guess how long until it has room, beyond the time that its backlog takes."""
+        if self.fits(kv_tokens):
+            return 0.0
+        worker = self.worker
+        wait_s = HELD_OFF_S if worker.held_off else 0.0
+        lacks_kv = kv_tokens > self.kv_tokens_free
+        if worker.leases and (lacks_kv or len(worker.leases) >= worker.slots):
+            tokens = min(
+                max(0, lease.output_tokens_expected - lease.output_tokens)
+                for lease in worker.leases.values()
+            )
+            wait_s = max(wait_s, tokens / self.decode_tokens_s)
+        return wait_s
+
+
+@dataclass(slots=True)
+class Pool:
+    """Workers that serve one model."""
+
+    order: list[Entry] = field(default_factory=list["Entry"])
+    """All that serve now: those with room first, then by load, then by turn."""
+    by_kv_room: list[tuple[float, int, Seat]] = field(
+        default_factory=list[tuple[float, int, "Seat"]]
+    )
+    """Those with room, by the KV cache they have left, most last."""
+    free_count: int = 0
+    bits: int = 0
+    """Of all in `order`."""
+    silent_count: int = 0
+    improved_count: int = 0
+    """Rises when a worker may have become a better choice than it was."""
+
+    @property
+    def servable(self) -> bool:
+        """Whether any worker serves the model, be it a silent one."""
+        return bool(self.order) or self.silent_count > 0
+
+    def free(self, limit: int) -> Iterator[Seat]:
+        """Yield at most `limit` workers with room, least loaded first."""
+        for entry in islice(self.order, min(limit, self.free_count)):
+            yield entry[3]
+
+    def busy(self, limit: int) -> Iterator[Seat]:
+        """Yield at most `limit` workers without room, least loaded first."""
+        for place in range(self.free_count, min(self.free_count + limit, len(self.order))):
+            yield self.order[place][3]
+
+    def roomiest(self) -> Seat | None:
+        """Return the one with room and most KV cache left: a large job fits there or nowhere."""
+        return self.by_kv_room[-1][2] if self.by_kv_room else None
+
+    def add(self, seat: Seat) -> None:
+        """Take a serving worker in."""
+        insort(self.order, _entry(seat))
+        if seat.has_room:
+            insort(self.by_kv_room, _kv_entry(seat))
+            self.free_count += 1
+        self.bits |= seat.bit
+
+    def remove(self, seat: Seat) -> None:
+        """Take it out; its state must be as it was when added."""
+        place = bisect_left(self.order, _entry(seat))
+        assert self.order[place][3] is seat, "an entry must be removed as it was added"
+        del self.order[place]
+        if seat.has_room:
+            del self.by_kv_room[bisect_left(self.by_kv_room, _kv_entry(seat))]
+            self.free_count -= 1
+        self.bits &= ~seat.bit
+
+
+class Roster:
+    """All workers, and the pools of all models."""
+
+    def __init__(self, policy: RoutingPolicy, *, by_load: bool) -> None:
+        self._policy = policy
+        self._by_load = by_load
+        self._seats: dict[str, Seat] = {}
+        self._by_bit: dict[int, Seat] = {}
+        self._pools: dict[str, Pool] = {}
+        self._turns = 0
+
+    def pool(self, model: str) -> Pool | None:
+        """Return the model's pool; None when no worker ever served it."""
+        return self._pools.get(model)
+
+    def seat(self, worker_id: str) -> Seat | None:
+        """Return a known worker's seat."""
+        return self._seats.get(worker_id)
+
+    def of_bit(self, bit: int) -> Seat:
+        """Return the seat whose cache has this bit."""
+        return self._by_bit[bit]
+
+    def join(self, worker: Worker, *, bit: int = 0) -> Seat:
+        """Seat a worker, behind all that wait for a turn; one seated already is only refreshed."""
+        seat = self._seats.get(worker.id)
+        if seat is None or seat.worker is not worker:
+            if seat is not None:
+                self.leave(seat)
+            seat = self._seats[worker.id] = Seat(worker, self._next_turn())
+        self.refresh(seat, bit=bit)
+        return seat
+
+    def leave(self, seat: Seat) -> None:
+        """Forget a worker."""
+        self._take_out(seat)
+        if self._by_bit.get(seat.bit) is seat:
+            del self._by_bit[seat.bit]
+        seat.is_serving = seat.is_silent = False
+        seat.stamp += 1
+        if self._seats.get(seat.worker.id) is seat:
+            del self._seats[seat.worker.id]
+
+    def gave(self, seat: Seat) -> None:
+        """Put a worker behind all others of the same load: it was given a job."""
+        self._take_out(seat)
+        seat.turn = self._next_turn()
+        self._put_in(seat)
+        seat.stamp += 1
+        self.refresh(seat, bit=seat.bit)
+
+    def refresh(self, seat: Seat, *, bit: int) -> None:
+        """Take a worker's state as it is now."""
+        signature = _signature(seat.worker, bit)
+        if signature == seat.signature:
+            return
+        self._take_out(seat)
+        before = _standing(seat)
+        if self._by_bit.get(seat.bit) is seat:
+            del self._by_bit[seat.bit]
+        self._derive(seat, bit)
+        if bit:
+            self._by_bit[bit] = seat
+        seat.signature = signature
+        seat.stamp += 1
+        self._put_in(seat)
+        after = _standing(seat)
+        # Worse in all that counts: no other job's best answer becomes another for it.
+        if not all(now >= then for now, then in zip(after, before, strict=True)):
+            for model in seat.models:
+                self._pools[model].improved_count += 1
+
+    def reconfigure(self, policy: RoutingPolicy) -> None:
+        """Take new knobs."""
+        self._policy = policy
+        for seat in self._seats.values():
+            seat.signature = ()
+            self.refresh(seat, bit=seat.bit)
+        for pool in self._pools.values():
+            pool.improved_count += 1
+
+    def _next_turn(self) -> int:
+        self._turns += 1
+        return self._turns
+
+    def _derive(self, seat: Seat, bit: int) -> None:
+        policy, worker = self._policy, seat.worker
+        seat.bit = bit
+        seat.models = tuple(dict.fromkeys(worker.models))
+        seat.decoding_jobs, seat.trust = worker.decoding_jobs, worker.trust
+        seat.prefill_tokens_s = worker.prefill_tokens_s or policy.prefill_tokens_s
+        seat.decode_tokens_s = worker.decode_tokens_s or policy.decode_tokens_s
+        seat.backlog_s = worker.backlog_tokens / seat.prefill_tokens_s
+        typical_s = TYPICAL_PREFILL_TOKENS / seat.prefill_tokens_s
+        decode_s = policy.decode_weight * worker.decoding_jobs * typical_s
+        seat.load_s = seat.backlog_s + decode_s if self._by_load else 0.0
+        is_able = worker.ready and not worker.draining and worker.slots > 0
+        seat.is_serving = is_able and worker.phase is Phase.LIVE
+        seat.is_silent = is_able and worker.phase is Phase.SUSPECT
+        has_prefill_room = worker.backlog_tokens <= 0 or seat.backlog_s < policy.backlog_s_max
+        has_slot = len(worker.leases) < worker.slots and not worker.held_off
+        seat.has_room = has_slot and has_prefill_room
+        bound = worker.kv_tokens_max * policy.kv_fill_ratio_max
+        seat.kv_tokens_free = bound - worker.kv_tokens if worker.kv_tokens_max else float("inf")
+
+    def _put_in(self, seat: Seat) -> None:
+        for model in seat.models:
+            pool = self._pools.setdefault(model, Pool())
+            if seat.is_serving:
+                pool.add(seat)
+            elif seat.is_silent:
+                pool.silent_count += 1
+
+    def _take_out(self, seat: Seat) -> None:
+        for model in seat.models:
+            if seat.is_serving:
+                self._pools[model].remove(seat)
+            elif seat.is_silent:
+                self._pools[model].silent_count -= 1
+
+
+def _entry(seat: Seat) -> Entry:
+    return (not seat.has_room, seat.load_s, seat.turn, seat)
+
+
+def _kv_entry(seat: Seat) -> tuple[float, int, Seat]:
+    # Among equals the least recently given is last.
+    return (seat.kv_tokens_free, -seat.turn, seat)
+
+
+def _signature(worker: Worker, bit: int) -> tuple[object, ...]:
+    """All of a worker's state that its seat follows from."""
+    return (
+        bit,
+        worker.phase,
+        worker.models,
+        worker.ready,
+        worker.draining,
+        worker.slots,
+        len(worker.leases),
+        worker.held_off,
+        worker.backlog_tokens,
+        worker.decoding_jobs,
+        worker.kv_tokens,
+        worker.kv_tokens_max,
+        worker.prefill_tokens_s,
+        worker.decode_tokens_s,
+        worker.trust,
+    )
+
+
+def _standing(seat: Seat) -> tuple[float, ...]:
+    """How bad a choice a worker is, in all that counts: no less in any is no better."""
+    return (
+        not seat.is_serving,
+        not seat.has_room,
+        seat.load_s,
+        seat.backlog_s,
+        -seat.kv_tokens_free,
+        -seat.prefill_tokens_s,
+        -seat.decode_tokens_s,
+        seat.decoding_jobs,
+        -seat.trust,
+    )
+
+
+def may_serve(seat: Seat, job: JobSpec, excluded: Sequence[str]) -> bool:
+    """Say whether a worker of the job's pool has its model (and adapter) and is not passed over."""
+    return job.model in seat.models and seat.worker.id not in excluded
+
+
+def void_if_all(pool: Pool, excluded: Sequence[str]) -> Sequence[str]:
+    """Return whom to pass over: nobody, when that would leave nobody."""
+    if len(excluded) < len(pool.order):
+        return excluded
+    return () if all(entry[3].worker.id in excluded for entry in pool.order) else excluded

@@ -1,0 +1,123 @@
+"""What it costs to run a job at one worker: two policies behind one call; lower is better.
+
+`first_token` predicts seconds. The wait for room and for the backlog there, then the job's own
+prefill, weighted by 1 + bias because prefill that a cache could have saved also costs the cache of
+others; then γ times what this prefill and this KV growth cost the jobs that decode there (a step of
+the engine takes longer for all of them).
+
+`weighted` is the operators' published sum of load, miss and leaving the last worker, each in 0..1.
+
+Which prefixes earn nothing follows from comparison: candidates whose scores differ by less than
+`tie` are equal, and what all hold, all have. So only the marginal saving over the best alternative
+counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.core.events import JobSpec
+from broker.core.policy import RoutingPolicy
+from broker.core.roster import Seat
+
+LONG_PROMPT_TOKENS = 8192
+"""weighted: a prompt this long counts misses twice, and longer ones no more."""
+
+WEIGHTED_TIE = 0.005
+"""weighted: smaller differences are noise: half a percent of the whole range of one term."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A job as scoring sees it."""
+
+    job: JobSpec
+    output_tokens: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV cache it takes when it ends."""
+        return self.job.prompt_tokens + self.output_tokens
+
+
+@dataclass(slots=True)
+class Scored:
+    """One candidate."""
+
+    seat: Seat
+    hit_tokens: int
+    prefill_s: float
+    """Of what is not cached."""
+    wait_s: float
+    """Until this prefill begins."""
+    fits: bool
+    score: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Predicted seconds until the first token."""
+        return self.wait_s + self.prefill_s
+
+
+Score = Callable[[RoutingPolicy, Need, Scored], float]
+
+
+def candidate(seat: Seat, need: Need, *, hit_tokens: float) -> Scored:
+    """Predict a job's way at a worker that holds so many tokens of it."""
+    prompt_tokens = need.job.prompt_tokens
+    # The engine computes the last token always, or it would have nothing to begin the answer from.
+    hit = max(0, min(int(hit_tokens * seat.trust), prompt_tokens - 1))
+    fits = seat.fits(need.kv_tokens)
+    wait_s = seat.backlog_s if fits else seat.backlog_s + seat.room_wait_s(need.kv_tokens)
+    return Scored(seat, hit, (prompt_tokens - hit) / seat.prefill_tokens_s, wait_s, fits)
+
+
+def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
+    """Predict seconds, the job's own and (in part) those it costs others."""
+    seat = scored.seat
+    score = scored.wait_s + (1 + policy.bias) * scored.prefill_s
+    if seat.decoding_jobs:
+        score += (
+            policy.decode_weight * seat.decoding_jobs * (scored.prefill_s + _growth_s(seat, need))
+        )
+    return score
+
+
+def weighted(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
+    """Add up load and miss, each in 0..1; leaving the last worker is added by the caller."""
+    prompt_tokens = need.job.prompt_tokens
+    hit_ratio = scored.hit_tokens / max(1, prompt_tokens)
+    if hit_ratio < policy.hit_ratio_min:
+        hit_ratio = 0.0
+    miss_weight = policy.miss_weight * (1 + min(1.0, prompt_tokens / LONG_PROMPT_TOKENS))
+    return policy.load_weight * _load_ratio(policy, scored) + miss_weight * (1 - hit_ratio)
+
+
+def leave_cost(policy: RoutingPolicy) -> float:
+    """Return what leaving the last worker costs, in the units of the policy's score."""
+    return policy.leave_weight if policy.policy == "weighted" else policy.switch_penalty_s
+
+
+def tie(policy: RoutingPolicy) -> float:
+    """Return the difference below which two scores are equal."""
+    return WEIGHTED_TIE if policy.policy == "weighted" else policy.saving_s_min
+
+
+def score_of(policy: RoutingPolicy) -> Score:
+    """Return the policy's score."""
+    return weighted if policy.policy == "weighted" else first_token
+
+
+def _growth_s(seat: Seat, need: Need) -> float:
+    """Seconds that each job decoding there loses by the growth of what is read at each step."""
+    kv_tokens_max = seat.worker.kv_tokens_max
+    if not kv_tokens_max:
+        return 0.0
+    share = min(1.0, need.kv_tokens / kv_tokens_max)
+    return share * need.output_tokens / seat.decode_tokens_s
+
+
+def _load_ratio(policy: RoutingPolicy, scored: Scored) -> float:
+    """Work ÷ capacity: prefill against the hard threshold, decoding against the slots."""
+    seat = scored.seat
+    horizon_s = max(policy.wait_s_over_best_max, policy.backlog_s_max)
+    return min(1.0, scored.wait_s / horizon_s + seat.decoding_jobs / max(1, seat.worker.slots))
