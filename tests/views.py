@@ -59,7 +59,7 @@ def a_status_view(**fields: Any) -> StatusView:
     defaults: dict[str, Any] = {
         "epoch": 7,
         "leader": True,
-        "since_s": 1000.0,
+        "since_s": 3725.0,
         "held_jobs": 3,
         "held_bytes": 6000,
         "inflight_jobs": 2,

@@ -30,7 +30,7 @@ def _status(status: StatusView) -> Iterator[Metric]:
     gauges = (
         ("leader", "1: this process decides; 0: it stands by.", float(status.leader)),
         ("leader_epoch", "Rises with each leader.", status.epoch),
-        ("role_since_seconds", "Unix time when it became leader or standby.", status.since_s),
+        ("role_seconds", "How long it has been leader or standby.", status.since_s),
         ("held_jobs", "Jobs pulled from their streams and not yet dispatched.", status.held_jobs),
         ("held_bytes", "Bodies of the held jobs, in memory.", status.held_bytes),
         ("held_bytes_limit", "Bound of held_bytes.", status.held_bytes_max),

@@ -24,7 +24,7 @@ class StatusView(Struct, frozen=True, kw_only=True):
     """Of the leader; 0 before the first."""
     leader: bool
     since_s: float
-    """Unix time when it became what it is, leader or standby."""
+    """How long it has been what it is, leader or standby."""
     held_jobs: int
     """Pulled from their streams and not yet dispatched."""
     held_bytes: int

@@ -46,14 +46,13 @@ async def page(source: SnapshotSource, *, role: str, reason: str) -> str:
 
 
 def _head(status: StatusView, role: str, reason: str) -> str:
-    since_s = max(0.0, time.time() - status.since_s) if status.since_s else 0.0
     why = f" ({escape(reason)})" if reason else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="refresh" content="{REFRESH_S}">'
         f"<title>inferlane: {escape(role)}</title><style>{_STYLE}</style></head><body>"
         f"<h1>inferlane broker: {escape(role)}{why}</h1>"
-        f"<p>epoch {status.epoch}, for {_duration(since_s)} ·"
+        f"<p>epoch {status.epoch}, for {_duration(status.since_s)} ·"
         f" {status.inflight_jobs:,} jobs running · {status.held_jobs:,} held"
         f" ({_size(status.held_bytes)}) · {time.strftime('%H:%M:%S')}"
         ' <span class="dim">· <a href="/metrics">metrics</a></span></p>'

@@ -20,6 +20,7 @@ from broker.core.events import (
 )
 from broker.service.decision_log import DecisionLog
 from broker.service.held import Held, Stage
+from broker.service.learned import Learned
 from broker.service.metrics import Metrics
 from broker.service.observer import ESTIMATES_MAX, Observer
 from broker.wire.messages import (
@@ -44,7 +45,8 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.metrics = Metrics(lanes=["acme"], models=["tiny"])
         self.log = DecisionLog(folder, file_bytes_max=1_000_000, files_max=1)
-        self.observer = Observer(self.metrics, self.log)
+        self.learned = Learned()
+        self.observer = Observer(self.metrics, self.log, self.learned)
 
     def step(self, event: Event, *decisions: do.Decision, held: Held | None = None) -> None:
         """What the loop does with an event."""
@@ -153,6 +155,7 @@ def test_job_that_completes(bench: Bench) -> None:
     assert bench.value("e2e_seconds_sum", lane="acme", band="1") == 5.0
     assert bench.value("jobs_ended_total", kind="completed", lane="acme", band="1") == 1
     assert bench.value("tokens_total", kind="cached", lane="acme") == 60
+    assert bench.learned.cached_token_ratio("w1") == 0.6
     assert [(one["event"], one["attempt"]) for one in bench.lines()] == [
         ("dispatch", [7, 1]),
         ("end", [7, 1]),

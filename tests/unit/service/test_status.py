@@ -90,7 +90,16 @@ async def test_page_of_a_leader() -> None:
     async with a_server() as session, session.get("/") as answer:
         text = await answer.text()
         assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
-    for told in ("inferlane broker: leader", "gpu-1", "acme", "tiny", "band=1", "75%", "1.5 s"):
+    for told in (
+        "inferlane broker: leader",
+        "gpu-1",
+        "acme",
+        "tiny",
+        "band=1",
+        "75%",
+        "1.5 s",
+        "1 h 2 min",
+    ):
         assert told in text
     assert "src=" not in text
     assert "<script" not in text
