@@ -1,1 +1,1 @@
-"""The one seam to messaging: what the programs ask of NATS, and an in-process bus with equal promises."""
+"""The one seam to messaging: NATS, and an in-process bus that keeps the same promises."""

@@ -17,6 +17,7 @@ and counted, and
   the subscription lives on. Handlers must not block.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -217,6 +218,11 @@ class Bus(Protocol):
         """Whether the link stands, as far as is known."""
         ...
 
+    @property
+    def counts(self) -> Counter[str]:
+        """What happened and was survived, by kind: `handler_errors`, `links_lost`, ..."""
+        ...
+
     def on_link(self, handler: Callable[[bool], None]) -> None:
         """Call `handler(True | False)` when the link comes back or is lost."""
         ...
@@ -282,13 +288,16 @@ class Bus(Protocol):
     async def last_message(
         self, stream: str, subject: str, *, timeout_s: float = 5.0
     ) -> StoredMessage:
-        """Read the newest message of a subject (direct get). Raises NotFound, Timeout, LinkDown."""
+        """Read the newest message of a subject (direct get).
+
+        Raises NotFound, NoStream (no such stream, or its election is under way), Timeout, LinkDown.
+        """
         ...
 
     async def message_at(
         self, stream: str, sequence: int, *, timeout_s: float = 5.0
     ) -> StoredMessage:
-        """Read a message by its sequence. Raises NotFound, Timeout, LinkDown."""
+        """Read a message by its sequence. Raises as `last_message`."""
         ...
 
     async def delete_message(self, stream: str, sequence: int) -> bool:
@@ -312,7 +321,11 @@ class Bus(Protocol):
         ...
 
     async def ack(self, ack_subject: str, *, timeout_s: float = 5.0) -> None:
-        """Acknowledge and wait for the server's word. Idempotent. Raises Timeout, LinkDown."""
+        """Acknowledge and wait for the server's word. Idempotent.
+
+        Raises Timeout, LinkDown, NoResponders (no such consumer now). After a reset the server is
+        silent (Timeout) until the message was delivered again: try again.
+        """
         ...
 
     async def renew(self, ack_subject: str) -> None:

@@ -184,11 +184,14 @@ class MemoryBus(StreamBuckets):
         self._require_link()
         self.server.check_size(data, headers)
         token = str(next(self._tokens))
-        reply = f"{self._reply_prefix}{token}"
-        if not self.server.route(Message(subject, bytes(data), reply, dict(headers or {}))):
-            message = f"nobody listens on {subject}"
-            raise NoResponders(message)
-        future = asyncio.get_running_loop().create_future()
+        message = Message(subject, bytes(data), f"{self._reply_prefix}{token}", dict(headers or {}))
+        if not self.server.route(message):
+            text = f"nobody listens on {subject}"
+            raise NoResponders(text)
+        return await self._answer(token, subject, timeout_s)
+
+    async def _answer(self, token: str, subject: str, timeout_s: float) -> Message:
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         clock = self.server.clock
         timer = clock.call_at(clock.now_s() + timeout_s, lambda: self._timed_out(token, subject))
         self._waiting[token] = (future, timer)
@@ -327,7 +330,6 @@ class MemoryBus(StreamBuckets):
 
     async def ack(self, ack_subject: str, *, timeout_s: float = 5.0) -> None:
         """Acknowledge and wait for the server's word."""
-        del timeout_s
         self._require_link()
         stream, consumer, sequence = _parse_ack(ack_subject)
         try:
@@ -335,7 +337,8 @@ class MemoryBus(StreamBuckets):
         except NotFound as error:
             message = f"no consumer {consumer} of {stream} to acknowledge to"
             raise NoResponders(message) from error
-        found.acknowledge(sequence)
+        if not found.acknowledge(sequence):
+            await self._answer(str(next(self._tokens)), ack_subject, timeout_s)
         await self._turn()
 
     async def renew(self, ack_subject: str) -> None:

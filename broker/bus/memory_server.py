@@ -141,7 +141,7 @@ class MemoryServer:
         stream = self.stream(spec.stream)
         old = stream.consumers.get(spec.name)
         if old is not None and not recreate:
-            old.spec = spec
+            old.change(spec)
             return
         for other in stream.consumers.values():
             if (

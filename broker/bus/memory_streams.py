@@ -281,11 +281,22 @@ class MemoryConsumer:
         if self._deadlines.pop(sequence, None) is not None:
             self.serve()
 
-    def acknowledge(self, sequence: int) -> None:
-        """Settle a delivery, whoever got it."""
+    def acknowledge(self, sequence: int) -> bool:
+        """Settle a delivery, whoever got it.
+
+        False when it was not delivered since the last reset: the server does not answer then.
+        """
+        if sequence > self._delivered_sequence:
+            return False
         self._deadlines.pop(sequence, None)
         if self._stream.spec.work_queue:
             self._stream.remove(sequence)
+        self.serve()
+        return True
+
+    def change(self, spec: ConsumerSpec) -> None:
+        """Take on new bounds; what is out stays out."""
+        self.spec = spec
         self.serve()
 
     def renew(self, sequence: int) -> None:

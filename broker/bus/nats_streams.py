@@ -163,11 +163,12 @@ class Streams:
 
     async def reset_consumer(self, stream: str, consumer: str) -> None:
         """Deliver everything again in stream order."""
+        # Asked first, because a reset of a consumer that isn't there is not answered.
+        config = (await self.ask(f"CONSUMER.INFO.{stream}.{consumer}")).config
         if self._link.version >= RESET_VERSION_MIN:
             # From the first message on, wherever the consumer believes its ack floor to be.
             await self.ask(f"CONSUMER.RESET.{stream}.{consumer}", {"seq": 1})
             return
-        config = (await self.ask(f"CONSUMER.INFO.{stream}.{consumer}")).config
         await self._delete_consumer(stream, consumer)
         await self.ask(
             f"CONSUMER.CREATE.{stream}.{consumer}.{config['filter_subject']}",
@@ -330,7 +331,7 @@ def _not_taken(error: ApiError, spec: StreamSpec) -> BusError:
         # The server sets a stream's whole `max_bytes` aside at once.
         message = (
             f"stream {spec.name} wants {spec.max_bytes} bytes set aside, and the server has not "
-            f"that much left ({error.description}): raise `max_file` in its configuration, or lower the "
+            f"that much left ({error.description}): raise its `max_file`, or lower the "
             "lanes' bounds"
         )
         return BusError(message)
