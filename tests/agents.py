@@ -5,26 +5,39 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from broker.bus.base import Bus, ConsumerSpec, Delivery, Message, NotFound, StreamSpec
+from broker.bus.base import ConsumerSpec, Delivery, Message, NotFound, StreamSpec
 from broker.bus.memory import MemoryBus
 from broker.engine_model.profile import DEMO
 from broker.wire import subjects
 from broker.wire.codec import decode, decode_note, decode_out, encode
+from broker.wire.ids import job_key
 from broker.wire.messages import (
     Attempt,
     AttemptEnded,
     Dispatch,
+    Finished,
     Heartbeat,
     Job,
+    Load,
     OutEvent,
     TerminalRecord,
+    Usage,
     WorkerNote,
     WorkReply,
 )
 from tests.builders import LANE, MODEL, an_attempt
+from tests.crashing import Fault, faulty
+from tests.turns import until
 from worker_agent.agent import Agent
 from worker_agent.config import WorkerConfig
-from worker_agent.engine.base import Engine
+from worker_agent.engine.base import (
+    Completed,
+    Engine,
+    EngineOutput,
+    EngineRequest,
+    Facts,
+    Readiness,
+)
 from worker_agent.engine.fake import FakeEngine
 from worker_agent.heartbeat import Pulse, Report
 
@@ -52,17 +65,92 @@ def a_fake_engine(**fields: Any) -> FakeEngine:
     return FakeEngine(DEMO, **{**defaults, **fields})
 
 
+class ScriptedEngine:
+    """An engine whose every output is the test's: `say` to all requests, or to one by job id."""
+
+    def __init__(self, *, slots: int = 4) -> None:
+        self.slots = slots
+        self.incarnation = 1
+        self.kv_tokens_max = 0
+        self.is_ready = True
+        self.models: tuple[str, ...] = (MODEL,)
+        self.requests: dict[str, EngineRequest] = {}
+        self.running: set[str] = set()
+        self.aborted: list[str] = []
+        self._outputs: dict[str, asyncio.Queue[EngineOutput | Exception | None]] = {}
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(self.slots, self.kv_tokens_max, self.incarnation)
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    async def ready(self) -> Readiness:
+        return Readiness(ready=self.is_ready, models=self.models, detail="told so by the test")
+
+    async def load(self) -> Load:
+        return Load(running=len(self.running))
+
+    def say(self, job_id: str, *outputs: EngineOutput | Exception | None) -> None:
+        """Give a request its next outputs; None ends the stream without a result."""
+        for output in outputs:
+            self._of(job_id).put_nowait(output)
+
+    def _of(self, job_id: str) -> asyncio.Queue[EngineOutput | Exception | None]:
+        return self._outputs.setdefault(job_id, asyncio.Queue())
+
+    async def run(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        job_id = request.request_id.partition(".")[2]
+        self.requests[job_id] = request
+        self.running.add(job_id)
+        is_whole = False
+        try:
+            while (output := await self._of(job_id).get()) is not None:
+                if isinstance(output, Exception):
+                    is_whole = True
+                    raise output
+                is_whole = isinstance(output, Completed)
+                yield output
+            is_whole = True
+        finally:
+            self.running.discard(job_id)
+            if not is_whole:
+                self.aborted.append(job_id)
+
+
+def an_answer(text: str = "hi", **fields: Any) -> Completed:
+    """A whole answer of one token."""
+    defaults: dict[str, Any] = {
+        "status_code": 200,
+        "body": text.encode(),
+        "usage": Usage(prompt_tokens=40, cached_tokens=0, output_tokens=1),
+        "cached_tokens": 0,
+    }
+    return Completed(**{**defaults, **fields})
+
+
 class Stage:
     """The broker's and the caller's side of one lane."""
 
-    def __init__(self, bus: Bus, agent: Agent) -> None:
+    work: asyncio.Task[None]
+    """The agent at work; cancelled, it is gone at once."""
+
+    def __init__(self, bus: MemoryBus, agent: Agent, *, link: MemoryBus) -> None:
         self.bus = bus
         self.agent = agent
+        self.link = link
+        """The agent's connection, to cut and mend; ..."""
+        self.pulse_link = bus.connection()
+        """... and that of its heartbeats."""
         self.out: list[OutEvent] = []
         self.notes: list[WorkerNote] = []
         self.beats: list[Heartbeat] = []
         self.deliveries: dict[str, Delivery] = {}
-        self.changed = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._numbers: dict[int, int] = {}
 
     async def set_up(self) -> None:
@@ -98,8 +186,8 @@ class Stage:
     def _heard(self, into: list[Any], read: Callable[[bytes], Any]) -> Any:
         async def hear(message: Message) -> None:
             into.append(read(message.data))
-            async with self.changed:
-                self.changed.notify_all()
+            async with self._changed:
+                self._changed.notify_all()
 
         return hear
 
@@ -109,14 +197,13 @@ class Stage:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something heard makes it true."""
-        async with self.changed:
-            await self.changed.wait_for(condition)
+        async with self._changed:
+            await self._changed.wait_for(condition)
 
     async def submit(self, job: Job) -> Delivery:
         """Publish a job and pull it."""
         await self.bus.append(subjects.jobs(job.lane, job.band, job.model), encode(job))
-        while job.id not in self.deliveries:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: job.id in self.deliveries)
         return self.deliveries[job.id]
 
     async def dispatch(
@@ -150,15 +237,20 @@ class Stage:
         reply = await self.bus.request(subjects.work(WORKER), data, timeout_s=2.0)
         return decode(reply.data, WorkReply)
 
-    async def settled(self, key: str) -> None:
-        """Wait until an attempt's end was told and its ack is done."""
-        await self.until(
-            lambda: any(
-                isinstance(note, AttemptEnded) and note.finished.key == key for note in self.notes
-            )
-        )
-        while self.agent.ledger.unacknowledged:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    def ended(self, job_id: str) -> list[Finished]:
+        """Ends that notes told of a job."""
+        key = job_key(LANE, job_id)
+        notes = [note for note in self.notes if isinstance(note, AttemptEnded)]
+        return [note.finished for note in notes if note.finished.key == key]
+
+    async def end_of(self, job_id: str) -> Finished:
+        """Wait until a note tells a job's end."""
+        await self.until(lambda: bool(self.ended(job_id)))
+        return self.ended(job_id)[-1]
+
+    async def acknowledged(self) -> None:
+        """Wait until no record waits for its ack."""
+        await until(lambda: self.agent.ledger.unacknowledged == 0)
 
     async def record(self, job_id: str) -> TerminalRecord:
         """Read a job's record. Raises NotFound."""
@@ -182,31 +274,45 @@ class Stage:
 
 @asynccontextmanager
 async def an_agent(
-    *, bus: MemoryBus | None = None, engine: Engine | None = None, **fields: Any
+    *,
+    bus: MemoryBus | None = None,
+    engine: Engine | None = None,
+    fault: Fault | None = None,
+    **fields: Any,
 ) -> AsyncGenerator[Stage]:
-    """An agent that serves until the block ends, then leaves."""
+    """An agent that serves until the block ends, then leaves. `fault` stands around its bus."""
     broker_bus = bus or MemoryBus()
-    agent_bus = broker_bus.connection()
+    link = broker_bus.connection()
     engine = engine or a_fake_engine()
     await engine.start()
+    agent_bus = faulty(link, fault) if fault else link
     agent = Agent(config=a_config(**fields), bus=agent_bus, engine=engine)
-    stage = Stage(broker_bus, agent)
+    stage = Stage(broker_bus, agent, link=link)
     await stage.set_up()
 
     async def fetch(sent_number: int) -> Report:
         return agent.report(sent_number)
 
-    pulse = Pulse(agent_bus.connection(), fetch, worker=WORKER, interval_s=0.05, stuck_s_max=60.0)
+    pulse = Pulse(
+        stage.pulse_link,
+        fetch,
+        worker=WORKER,
+        interval_s=agent.config.heartbeat_s,
+        stuck_s_max=agent.config.stuck_s_max,
+    )
     agent.on_urgent = pulse.wake
     try:
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(agent.run())
+            stage.work = group.create_task(agent.run())
             beating = group.create_task(pulse.run())
             await agent.up.wait()
             yield stage
             agent.leave()
-            await running
+            await asyncio.wait([stage.work])
             beating.cancel()
     finally:
         await engine.stop()
-        await agent_bus.close()
+        await stage.pulse_link.close()
+        await link.close()
+        if bus is None:
+            await broker_bus.close()

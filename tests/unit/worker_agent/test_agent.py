@@ -1,5 +1,4 @@
-"""The whole agent on the in-process bus, with the fake engine."""
-
+"""The whole agent on the in-process bus: a job's way from order to ack."""
 
 from broker.wire.messages import Answer, AttemptEnded, End, FirstToken, Kind, Tokens
 from tests.agents import an_agent
@@ -11,7 +10,8 @@ async def test_a_dispatched_job_ends_with_record_end_and_ack() -> None:
     async with an_agent() as stage:
         reply = await stage.dispatch(a_job(stream=True))
         assert reply.answer is Answer.ACCEPTED
-        await stage.settled("acme.job-1")
+        await stage.end_of("job-1")
+        await stage.acknowledged()
         record = await stage.record("job-1")
         assert (record.kind, record.status_code) == (Kind.COMPLETED, 200)
         assert record.usage.output_tokens == 16
