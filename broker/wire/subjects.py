@@ -9,6 +9,9 @@ INVENTORY = "wrk.inventory"
 
 HEARTBEATS = "wrk.*.hb"
 WORKER_NOTES = "wrk.*.note"
+ALL_OUT = "out.>"
+"""All that all callers hear: for an auditor inside the core account."""
+
 CLUSTER_CONTROL = "ctl.cluster.*"
 LANE_CONTROL = "ctl.lane.*.*"
 
