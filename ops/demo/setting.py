@@ -1,0 +1,86 @@
+"""The demo's cluster: its configuration file, its model, its lanes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ONLINE_LANE = "online"
+OFFLINE_LANE = "offline"
+MODEL = "tiny"
+CHAT_BAND = 1
+
+TINY_GGUF = Path(__file__).parents[1] / "tiny_model" / "tiny.gguf"
+
+CONTEXT_TOKENS = 4096
+"""Context of one slot: a system prompt of 2,000 tokens, a question and an answer, with room."""
+
+BYTES_PER_TOKEN = {"llama": 1.0, "fake": 4.0}
+"""The tiny model reads bytes; the modelled engine counts as usual tokenizers do."""
+
+_FILE = """\
+# Written by the demo: the whole configuration of this cluster.
+[nats]
+url = "{url}"
+
+[broker]
+name = "broker-1"
+state_dir = "{folder}/state"
+http_port = {http_port}
+
+[policy]
+models = ["{model}"]
+
+[policy.routing]
+policy = "{policy}"
+
+[[policy.lanes]]
+name = "{online}"
+
+[[policy.lanes]]
+name = "{offline}"
+
+[[policy.quotas]]
+band = 1
+queued_jobs_max = 400
+
+[worker]
+worker = "worker"
+engine = "{engine}"
+slots = {slots}
+prefix_tokens_min = 256
+models = {{ "{model}" = "{model}" }}
+{engine_lines}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What one local cluster runs with."""
+
+    folder: Path
+    url: str
+    engine: str = "llama"
+    policy: str = "first_token"
+    slots: int = 6
+    gguf: Path = TINY_GGUF
+    context_tokens: int = CONTEXT_TOKENS
+    threads: int = 1
+    http_port: int = 0
+    model: str = MODEL
+
+
+def write_config(setting: Setting) -> Path:
+    """Write the configuration file that broker and workers read; return its path."""
+    llama = (
+        f'gguf = "{setting.gguf}"\ncontext_tokens = {setting.context_tokens}\n'
+        f"cache_ram_mib = 0\nthreads = {setting.threads}"
+    )
+    path = setting.folder / "inferlane.toml"
+    path.write_text(
+        _FILE.format(
+            **{name: getattr(setting, name) for name in setting.__dataclass_fields__},
+            online=ONLINE_LANE,
+            offline=OFFLINE_LANE,
+            engine_lines=llama if setting.engine == "llama" else 'profile = "demo"',
+        )
+    )
+    return path
