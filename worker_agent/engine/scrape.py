@@ -103,7 +103,7 @@ def parse_metrics(page: str) -> dict[str, list[float]]:
 
 def tokens_total(metrics: Metrics) -> float:
     """Return all tokens counted since the engine's start: if it falls, the engine is another."""
-    counters = [name for name in metrics if name.endswith("tokens_total")]
+    counters = [name for name in metrics if "tokens" in name and name.endswith("_total")]
     return sum(sum(metrics[name]) for name in counters)
 
 
