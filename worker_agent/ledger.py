@@ -129,16 +129,16 @@ class Ledger:
     finished_max: int
     seen_max: int
     finished_beats: int
-    running: dict[str, Running] = field(default_factory=dict[str, Running])
+    running: dict[str, Running] = field(init=False, default_factory=dict[str, Running])
     """By job key: a job runs at most once here."""
     _ended: OrderedDict[tuple[str, Attempt], Ended] = field(
-        default_factory=OrderedDict[tuple[str, Attempt], Ended]
+        init=False, default_factory=OrderedDict[tuple[str, Attempt], Ended]
     )
     _seen: OrderedDict[tuple[str, Attempt], None] = field(
-        default_factory=OrderedDict[tuple[str, Attempt], None]
+        init=False, default_factory=OrderedDict[tuple[str, Attempt], None]
     )
     """Attempts accepted or revoked, oldest first: none of them may start (again)."""
-    _unacknowledged: int = 0
+    _unacknowledged: int = field(init=False, default=0)
 
     @property
     def full(self) -> bool:
