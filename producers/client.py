@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self, Unpack
 
 from broker.bus.base import Bus, BusError, LinkDown, Message, NoResponders, Subscription, Timeout
@@ -24,7 +25,7 @@ from broker.wire.messages import (
     Reason,
     TerminalRecord,
 )
-from producers.config import ClientConfig
+from producers.config import ClientConfig, NatsLink
 from producers.door import Door
 from producers.errors import ClientClosed, Refused, Unreachable
 from producers.request import Wish, WishFields, build_job
@@ -77,19 +78,31 @@ class Client:
     @asynccontextmanager
     async def connect(
         cls,
-        url: str = "nats://127.0.0.1:4222",
+        url: str = NatsLink().url,
         *,
         lane: str,
         client_id: str = "",
         config: ClientConfig | None = None,
+        link: NatsLink | None = None,
     ) -> "AsyncGenerator[Client]":
-        """Connect to NATS at `url` and open a client of `lane`. Raises Unreachable."""
+        """Connect to NATS at `url` and open a client of `lane`. Raises Unreachable.
+
+        `link`, instead of `url`, can carry credentials too.
+        """
         from broker.bus import nats  # noqa: PLC0415 - an in-process user needs no NATS.
 
+        link = link or NatsLink(url=url)
+        credentials = nats.Credentials(
+            user=link.user,
+            password=link.password,
+            creds_file=Path(link.creds_file) if link.creds_file else None,
+        )
         try:
-            bus = await nats.connect(url, name=f"inferlane-client-{lane}")
+            bus = await nats.connect(
+                link.url, name=f"inferlane-client-{lane}", credentials=credentials
+            )
         except BusError as error:
-            message = f"no NATS server answers at {url} ({error}); start one, or name another --url"
+            message = f"no NATS server can be used at {link.url} ({error}); start one or name it"
             raise Unreachable(message) from error
         try:
             async with cls(bus, lane=lane, client_id=client_id, config=config) as client:

@@ -1,67 +1,111 @@
-"""The knobs of a client, with units, defaults and why they stand where they do."""
+"""The producers' settings: `[producer]` and `[nats]` of the one TOML file, or flags."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from broker.wire import settings
+from broker.wire.messages import ShortText
+
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientConfig:
+class ClientConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How patient a client is, and how much it holds. Durations in seconds."""
 
-    append_s: float = 5.0
+    append_s: Positive = 5.0
     """Longest wait for one word of the stream; then the same message is sent again under the same
     id."""
 
-    submit_s: float = 30.0
+    submit_s: Positive = 30.0
     """How long `submit` tries while the cluster can't be reached."""
 
-    no_stream_s: float = 15.0
-    """How long "no such stream" may be an election: three nodes take 4 to 9 s, and 15 leaves
-    room."""
+    no_stream_s: Positive = 15.0
+    """How long "no such stream" may be an election: three nodes take 4 to 9 s, 15 leaves room."""
 
-    watchdog_s: float = 10.0
+    watchdog_s: Positive = 10.0
     """A ticket that hears nothing for so long looks for its job itself; doubled while the job only
     waits."""
 
-    watchdog_s_max: float = 60.0
+    watchdog_s_max: Positive = 60.0
     """Slowest look: a lost end is found after this long at the latest."""
 
-    lookups_max: int = 64
+    lookups_max: AtLeastOne = 64
     """Tickets that look for their jobs at once: keeps ten thousand waiting tickets from being a
     load."""
 
-    lookup_s: float = 5.0
+    lookup_s: Positive = 5.0
     """Longest wait for one answer when a ticket looks for its job."""
 
-    lookup_retry_s: float = 1.0
+    lookup_retry_s: Positive = 1.0
     """Pause before a ticket looks again that got no answer, or not yet the one that must come."""
 
-    sweep_s: float = 0.5
+    sweep_s: Positive = 0.5
     """Tickets that are due are gathered this often: one pass over ten thousand takes half a
     millisecond, and it is coarse enough beside watchdog_s."""
 
-    reconnect_spread_s: float = 2.0
+    reconnect_spread_s: Positive = 2.0
     """After a lost link all tickets look, spread over this long: not all in the server's first
     moment."""
 
-    retry_after_s_min: float = 1.0
+    retry_after_s_min: Positive = 1.0
     """Shortest pause after a refusal: a rejection record stands for a second at least."""
 
-    retry_after_s_max: float = 60.0
+    retry_after_s_max: Positive = 60.0
     """Longest pause between two tries of the built-in back-off."""
 
-    cancel_s: float = 10.0
+    cancel_s: Positive = 10.0
     """How long `cancel` tries to find a broker."""
 
-    stream_chunks_max: int = 4096
+    stream_chunks_max: AtLeastOne = 4096
     """Chunks kept for a reader of a streamed answer; ..."""
 
-    stream_bytes_max: int = 4_000_000
+    stream_bytes_max: AtLeastOne = 4_000_000
     """... and their bytes. A slower reader gets the whole answer at the end instead of the lost
     chunks."""
 
-    stream_reorder_max: int = 64
+    stream_reorder_max: AtLeastOne = 64
     """Chunks kept while an earlier one is missing. More, and it counts as lost."""
 
-    prepare_inline_bytes_max: int = 256_000
+    prepare_inline_bytes_max: AtLeastOne = 256_000
     """A larger body is parsed and hashed in a thread: it would hold up the loop for over a
     millisecond."""
+
+
+class NatsLink(Struct, frozen=True, kw_only=True):
+    """How to reach the message server: the part of `[nats]` that a producer needs."""
+
+    url: Annotated[str, Meta(min_length=1, max_length=1024)] = "nats://127.0.0.1:4222"
+    """One server or several, separated by commas."""
+    user: str = ""
+    password: str = ""
+    creds_file: str = ""
+    """Path of a NATS credentials file, instead of user and password."""
+
+
+class ProducerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a producer's jobs go."""
+
+    nats: NatsLink = NatsLink()
+    lane: ShortText = ""
+    """Lane of jobs that name none."""
+    client: ClientConfig = ClientConfig()
+
+
+def load(path: Path | None, *, nats: str | None = None, lane: str | None = None) -> ProducerConfig:
+    """Read `[producer]` of a TOML file, and `[nats]` beside it; arguments go before both.
+
+    Without a path, the arguments and the defaults are all. Raises SettingsError, OSError.
+    """
+    source = "flags" if path is None else str(path)
+    document = settings.parse(b"" if path is None else path.read_bytes(), source=source)
+    table: dict[str, Any] = dict(document.data.get("producer", {}))
+    link: Mapping[str, Any] = document.data.get("nats", {})
+    table["nats"] = {**link, "url": nats} if nats else link
+    if lane:
+        table["lane"] = lane
+    return replace(document, data={"producer": table}).read(ProducerConfig, ("producer",))

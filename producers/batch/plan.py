@@ -14,6 +14,11 @@ CONCURRENCY = 1000
 broker can choose among lines that share a prefix."""
 
 
+OUTAGE_S = 600.0
+"""A cluster out of reach for longer ends the run, which can be gone on with: a restart takes
+less."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One run of a batch."""

@@ -303,3 +303,16 @@ class State:
                 "and nobody else writes there, then run the same command again"
             )
             raise OutputUnusable(message) from error
+
+
+def read_identity(output: Path) -> Identity:
+    """Read what batch an output belongs to. Raises OutputUnusable when it is none's."""
+    path = output.with_name(output.name + ".state")
+    identity = None
+    if path.exists():
+        with State(path) as state:
+            identity = state.identity
+    if identity is None:
+        message = f"{output} is the output of no batch that was begun here (no {path} stands by it)"
+        raise OutputUnusable(message)
+    return identity

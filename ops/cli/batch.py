@@ -1,0 +1,353 @@
+"""`inferlane batch`: run a JSONL file of requests, look it over, rerun what failed."""
+
+import asyncio
+import signal
+import sys
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import cyclopts
+from cyclopts import Parameter
+
+from ops.cli.producing import (
+    ConfigFlag,
+    Exit,
+    LaneFlag,
+    NatsFlag,
+    fail,
+    lane_of,
+    seconds,
+    settings,
+)
+
+if TYPE_CHECKING:
+    from producers.batch.check import Findings
+    from producers.batch.plan import Plan
+    from producers.batch.runner import Report
+    from producers.client import Client
+    from producers.config import ProducerConfig
+
+app = cyclopts.App(
+    name="batch",
+    help="Run a JSONL file of OpenAI batch requests; look it over before; rerun what failed.",
+)
+
+InputArgument = Annotated[
+    str, Parameter(help="JSONL file of requests, plain, .gz or .zst; - reads standard input.")
+]
+ErrorsFlag = Annotated[
+    Path | None,
+    Parameter(name="--errors", help="Where failed lines go; default: OUT.errors.jsonl."),
+]
+ConcurrencyFlag = Annotated[
+    int, Parameter(name="--concurrency", help="Jobs in the cluster at once, at most.")
+]
+QuietFlag = Annotated[
+    bool, Parameter(name=("--quiet", "-q"), negative="", help="Show no progress.")
+]
+
+
+@app.command
+def run(  # noqa: PLR0913 - one parameter is one flag.
+    input_file: InputArgument,
+    /,
+    *,
+    output: Annotated[Path, Parameter(help="Where results go, as they come (JSONL).")],
+    lane: LaneFlag = None,
+    errors: ErrorsFlag = None,
+    window: Annotated[
+        str | None, Parameter(help="Time for the whole batch: 90m, 24h (default), 7d.")
+    ] = None,
+    concurrency: ConcurrencyFlag = 1000,
+    detach: Annotated[bool, Parameter(negative="", help="Submit all lines and leave.")] = False,
+    endpoint: Annotated[
+        str, Parameter(help="The batch's endpoint; default: the url of its first good line.")
+    ] = "",
+    quiet: QuietFlag = False,
+    config: ConfigFlag = None,
+    nats: NatsFlag = None,
+) -> int:
+    """Run every line of a batch file, and write one result line for each.
+
+    A line is {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions", "body": {...}},
+    as for the OpenAI Batch API. Results go to --output, failures to --errors; each custom_id stands
+    in exactly one of them, in any order. A bad line is one error line with its number, and the
+    others run.
+
+        inferlane batch run in.jsonl --lane acme --output out.jsonl
+
+    Stop it at any time (Ctrl-C, kill, power): the same command goes on where it was, and no
+    finished line is run twice. What it remembers stands in OUT.state; to begin anew, name another
+    --output.
+
+    With --detach it leaves once all lines are stored in the cluster; the same command without
+    --detach collects the results later, within the window.
+
+    When the window is over, unfinished lines go to --errors with the code batch_expired.
+
+    Exit codes: 0 all lines completed, 1 some failed, 2 input, output or usage can't be used,
+    3 the cluster can't be reached (run it again later), 130 stopped.
+    """
+    from producers.batch.plan import Plan, default_errors
+
+    if concurrency < 1:
+        fail("--concurrency must be 1 or more", Exit.UNUSABLE)
+    found = settings(config, nats=nats, lane=lane)
+    plan = Plan(
+        input=input_file,
+        output=output.resolve(),
+        errors=(errors or default_errors(output)).resolve(),
+        lane=lane_of(found),
+        window_s=None if window is None else seconds(window, what="--window"),
+        endpoint=endpoint,
+        concurrency=concurrency,
+        detach=detach,
+    )
+    return _run(plan, found, quiet=quiet)
+
+
+@app.command
+def retry(
+    output: Annotated[Path, Parameter(help="Output file of the batch.")],
+    errors: Annotated[Path | None, Parameter(help="Its error file; default as for `run`.")] = None,
+    /,
+    *,
+    input_file: Annotated[
+        str | None,
+        Parameter(name="--input", help="Its input, if it has moved; - for standard input."),
+    ] = None,
+    window: Annotated[
+        str | None, Parameter(help="Time for this round; default: as before.")
+    ] = None,
+    concurrency: ConcurrencyFlag = 1000,
+    quiet: QuietFlag = False,
+    config: ConfigFlag = None,
+    nats: NatsFlag = None,
+) -> int:
+    """Run those lines of a batch again that failed, expired or were turned away.
+
+    Their error lines are taken out, and each ends anew in OUT or in ERR: afterwards every custom_id
+    still stands in exactly one of them. Lines that are bad themselves (no JSON, a double custom_id,
+    a wrong request) stay where they are: no second run helps.
+
+        inferlane batch retry out.jsonl
+
+    Can be stopped and gone on with like `run`: `batch run` with the old arguments finishes the
+    round. Exit codes as of `run`.
+    """
+    from producers.batch.errors import BatchError
+    from producers.batch.plan import Plan, default_errors
+    from producers.batch.state import read_identity
+
+    found = settings(config, nats=nats, lane=None)
+    output = output.resolve()
+    try:
+        identity = read_identity(output)
+    except BatchError as error:
+        fail(error, Exit.UNUSABLE)
+    plan = Plan(
+        input=input_file or identity.input,
+        output=output,
+        errors=(errors or default_errors(output)).resolve(),
+        lane=identity.lane,
+        window_s=None if window is None else seconds(window, what="--window"),
+        concurrency=concurrency,
+    )
+    return _run(plan, found, quiet=quiet, again=True)
+
+
+@app.command
+def check(
+    input_file: InputArgument,
+    /,
+    *,
+    tokens_per_second: Annotated[
+        float | None, Parameter(help="What the cluster gets through, prompt and output together.")
+    ] = None,
+    endpoint: Annotated[str, Parameter(help="The batch's endpoint; default as for `run`.")] = "",
+    lane: LaneFlag = None,
+    config: ConfigFlag = None,
+    nats: NatsFlag = None,
+) -> int:
+    """Look a batch file over, and estimate its tokens and hours. Nothing is run.
+
+    With --lane the lane's offer is asked for too, so that models it doesn't have are found.
+
+        inferlane batch check in.jsonl --tokens-per-second 20000
+
+    Tokens are estimated from bytes (four a token, as for English), the output at the most that the
+    lines allow, and reuse of shared beginnings is left out of the hours: they are an upper bound.
+
+    Exit codes: 0 all lines are good, 1 some are bad, 2 the file can't be used, 3 --lane was given
+    and the cluster can't be reached.
+    """
+    from producers.batch.check import check_batch
+    from producers.batch.errors import BatchError
+
+    if tokens_per_second is not None and tokens_per_second <= 0:
+        fail("--tokens-per-second must be above 0", Exit.UNUSABLE)
+    found = settings(config, nats=nats, lane=lane)
+    models = _models(found) if lane is not None else None
+    try:
+        findings = check_batch(input_file, endpoint=endpoint, models=models)
+    except BatchError as error:
+        fail(error, Exit.UNUSABLE)
+    sys.stdout.write("\n".join(_told(findings, tokens_per_second)) + "\n")
+    return Exit.FAILED if findings.faults else Exit.OK
+
+
+def _run(plan: "Plan", found: "ProducerConfig", *, quiet: bool, again: bool = False) -> int:
+    """Run a plan, told by progress and a last sentence; return the exit code."""
+    import uvloop
+
+    from producers.batch.errors import BatchError
+    from producers.errors import ProducerError, UnknownLane, Unreachable
+
+    try:
+        report = uvloop.run(_run_async(plan, found, quiet=quiet, again=again))
+    except Unreachable as error:
+        fail(f"{error}. Run the same command again then: it goes on from here", Exit.UNREACHABLE)
+    except (BatchError, UnknownLane) as error:
+        fail(error, Exit.UNUSABLE)
+    except ProducerError as error:
+        fail(error, Exit.FAILED)
+    return _tell(plan, report)
+
+
+async def _run_async(
+    plan: "Plan", found: "ProducerConfig", *, quiet: bool, again: bool
+) -> "Report":
+    from producers.batch.progress import show
+    from producers.batch.runner import Tally, run_batch
+    from producers.errors import ProducerError
+
+    stop = asyncio.Event()
+    tally = Tally()
+    _stop_on_signals(stop)
+
+    def connect(client_id: str) -> "AbstractAsyncContextManager[Client]":
+        return _client(found, lane=plan.lane, client_id=client_id)
+
+    failure: ProducerError | None = None
+    report: Report | None = None
+    async with asyncio.TaskGroup() as tasks:
+        showing = tasks.create_task(show(tally, quiet=quiet))
+        try:
+            report = await run_batch(plan, connect, stop=stop, tally=tally, retry=again)
+        except ProducerError as error:
+            failure = error  # Raised outside, so that it is no group.
+        showing.cancel()
+    if failure is not None:
+        raise failure
+    assert report is not None, "either it failed or it ended"
+    return report
+
+
+def _client(
+    found: "ProducerConfig", *, lane: str, client_id: str
+) -> "AbstractAsyncContextManager[Client]":
+    """A client with a batch's patience: an outage of minutes is waited out, no error."""
+    import msgspec
+
+    from producers.batch.plan import OUTAGE_S
+    from producers.client import Client
+
+    patient = msgspec.structs.replace(found.client, submit_s=OUTAGE_S, no_stream_s=OUTAGE_S)
+    return Client.connect(lane=lane, client_id=client_id, config=patient, link=found.nats)
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    """The first Ctrl-C or SIGTERM stops in good order; a second one ends the process as it is."""
+    loop = asyncio.get_running_loop()
+
+    def asked() -> None:
+        sys.stderr.write("inferlane: stopping; once more ends it at once\n")
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked)
+
+
+def _models(found: "ProducerConfig") -> frozenset[str]:
+    """Ask the cluster which models the lane offers."""
+    import uvloop
+
+    from producers.errors import ProducerError
+
+    async def ask() -> frozenset[str]:
+        async with _client(found, lane=lane_of(found), client_id="") as client:
+            offer = client.offer
+        if offer is None:
+            fail(
+                f"the cluster offers nothing to lane {found.lane!r}; is a broker running?",
+                Exit.UNREACHABLE,
+            )
+        return frozenset(offer.models)
+
+    try:
+        return uvloop.run(ask())
+    except ProducerError as error:
+        fail(error, Exit.UNREACHABLE)
+
+
+def _tell(plan: "Plan", report: "Report") -> int:
+    """Say how the run ended; return the exit code."""
+    counts = report.counts
+    failed = counts.failed + counts.bad
+    if report.collected_again:
+        sys.stderr.write(
+            "inferlane: results had been taken away since the last run; what the cluster still "
+            "holds was collected again\n"
+        )
+    told = f"{counts.total:,} lines: {counts.completed:,} completed, {failed:,} failed"
+    if report.expired:
+        told += f" ({report.expired:,} because the window was over)"
+    if counts.open:
+        told += f", {counts.open:,} not finished"
+    files = [f"results in {plan.output}"] if counts.completed else []
+    files += [f"errors in {plan.errors}"] if failed else []
+    sys.stdout.write(f"{told}. {'; '.join(files).capitalize()}\n" if files else f"{told}.\n")
+    if report.interrupted:
+        sys.stderr.write(
+            "inferlane: stopped; lines under way run on in the cluster. The same command again "
+            "collects them and does the rest\n"
+        )
+        return Exit.INTERRUPTED
+    if plan.detach and counts.open:
+        sys.stdout.write(
+            f"{report.submitted:,} lines submitted now. The same command without --detach collects "
+            "the results.\n"
+        )
+    if counts.failed:
+        sys.stderr.write(f"inferlane: `inferlane batch retry {plan.output}` runs them again\n")
+    return Exit.FAILED if failed else Exit.OK
+
+
+def _told(findings: "Findings", tokens_per_second: float | None) -> list[str]:
+    """The findings, line by line."""
+    bad = sum(findings.faults.values())
+    told = [f"{findings.requests + bad:,} lines: {findings.requests:,} good, {bad:,} bad"]
+    told += [f"  {fault.code}: {fault.message}" for fault in findings.first_faults]
+    if bad > len(findings.first_faults):
+        counted = ", ".join(f"{code} {count:,}" for code, count in findings.faults.most_common())
+        told.append(f"  ... and {bad - len(findings.first_faults):,} more; in all: {counted}")
+    if not findings.requests:
+        return told
+    models = ", ".join(f"{model} {count:,}" for model, count in findings.models.most_common(10))
+    shared = findings.shared_tokens / findings.prompt_tokens
+    told.append(f"endpoint: {findings.endpoint}; models: {models}")
+    told.append(
+        f"prompt tokens: about {findings.prompt_tokens:,}, of which {shared:.0%} repeat the "
+        "beginning of a neighbouring line"
+    )
+    told.append(f"output tokens: at most {findings.output_tokens_max:,}")
+    if tokens_per_second is None:
+        told.append("hours: give --tokens-per-second for an estimate")
+    else:
+        hours = findings.hours(tokens_per_second)
+        told.append(f"hours: at most {hours:,.2f} at {tokens_per_second:,.0f} tokens/s")
+    return told

@@ -1,0 +1,188 @@
+"""`inferlane submit`: put one request in, and print its answer."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import cyclopts
+from cyclopts import Parameter
+
+from ops.cli.producing import (
+    ConfigFlag,
+    Exit,
+    LaneFlag,
+    NatsFlag,
+    fail,
+    lane_of,
+    seconds,
+    settings,
+)
+
+if TYPE_CHECKING:
+    from producers.client import Client
+    from producers.config import ProducerConfig
+    from producers.ticket import Ticket
+
+app = cyclopts.App(name="submit", help="Put one request in, and print its answer.")
+
+
+@app.default
+def submit(  # noqa: PLR0913 - one parameter is one flag.
+    prompt: Annotated[str, Parameter(help="What to ask; - reads it from standard input.")] = "",
+    /,
+    *,
+    lane: LaneFlag = None,
+    model: Annotated[str, Parameter(help="Model; default: the lane's first.")] = "",
+    body: Annotated[
+        Path | None, Parameter(help="A whole request body (JSON file) instead of a prompt.")
+    ] = None,
+    endpoint: Annotated[str, Parameter(help="Of the OpenAI API.")] = "/v1/chat/completions",
+    band: Annotated[int, Parameter(help="0 critical, 1 interactive, 2 standard, 3 batch.")] = 2,
+    max_tokens: Annotated[int | None, Parameter(help="Longest answer to a prompt.")] = None,
+    stream: Annotated[bool, Parameter(negative="", help="Print the answer as it comes.")] = False,
+    json: Annotated[bool, Parameter(negative="", help="Print the engine's whole answer.")] = False,
+    job_id: Annotated[
+        str, Parameter(help="Idempotency key: the same key again gives the same answer.")
+    ] = "",
+    session: Annotated[str, Parameter(help="Jobs of a session like the same worker.")] = "",
+    deadline: Annotated[
+        str | None, Parameter(help="After this time nobody wants the answer: 30s, 5m.")
+    ] = None,
+    wait: Annotated[str, Parameter(help="How long a full queue is waited out.")] = "60s",
+    config: ConfigFlag = None,
+    nats: NatsFlag = None,
+) -> int:
+    """Put one request in, wait for its answer and print it.
+
+        inferlane submit "What is a lane?" --lane acme --model tiny --stream
+
+    Ctrl-C cancels the job. Exit codes: 0 answered, 1 the job failed or was turned away, 2 wrong
+    usage, 3 the cluster can't be reached, 130 stopped.
+    """
+    import uvloop
+
+    from producers.errors import JobFailed, ProducerError, Refused, Unreachable
+
+    found = settings(config, nats=nats, lane=lane)
+    lane_of(found)
+    fields: dict[str, Any] = {
+        "endpoint": endpoint,
+        "band": band,
+        "job_id": job_id,
+        "session": session,
+        "deadline_s": None if deadline is None else seconds(deadline, what="--deadline"),
+        "stream": stream,
+        "queue_full_wait_s": seconds(wait, what="--wait"),
+    }
+    request = _Request(prompt, model=model, body=body, max_tokens=max_tokens)
+    try:
+        uvloop.run(_submit(found, request, fields, as_json=json))
+    except Unreachable as error:
+        fail(error, Exit.UNREACHABLE)
+    except (JobFailed, Refused) as error:
+        fail(_with_engines_word(error), Exit.FAILED)
+    except ProducerError as error:
+        fail(error, Exit.FAILED)
+    except KeyboardInterrupt:
+        fail("stopped", Exit.INTERRUPTED)
+    return Exit.OK
+
+
+class _Request:
+    """What to ask, before the lane's offer is known."""
+
+    def __init__(
+        self, prompt: str, *, model: str, body: Path | None, max_tokens: int | None
+    ) -> None:
+        if bool(prompt) == bool(body):
+            fail("give either a prompt or --body FILE", Exit.UNUSABLE)
+        try:
+            self.raw = None if body is None else body.read_bytes()
+            self.prompt = sys.stdin.read() if prompt == "-" else prompt
+        except (OSError, UnicodeDecodeError) as error:
+            fail(f"the request can't be read ({error})", Exit.UNUSABLE)
+        self.model = model
+        self.max_tokens = max_tokens
+
+    def made(self, client: "Client") -> "bytes | dict[str, object]":
+        """The request's body; for a prompt the lane's first model, unless one was named."""
+        if self.raw is not None:
+            return self.raw
+        model = self.model or next(iter(client.offer.models if client.offer else ()), "")
+        if not model:
+            fail("name a --model: the lane's offer can't be read", Exit.UNUSABLE)
+        body: dict[str, object] = {
+            "model": model,
+            "messages": [{"role": "user", "content": self.prompt}],
+        }
+        if self.max_tokens is not None:
+            body["max_tokens"] = self.max_tokens
+        return body
+
+
+async def _submit(
+    found: "ProducerConfig", request: _Request, fields: dict[str, Any], *, as_json: bool
+) -> None:
+    from producers.client import Client
+
+    async with Client.connect(lane=found.lane, config=found.client, link=found.nats) as client:
+        if request.raw is not None:
+            fields = {**fields, "model": request.model}
+        ticket = await client.submit(request.made(client), **fields)
+        ended = False
+        try:
+            await _print(ticket, stream=bool(fields["stream"]), as_json=as_json)
+            ended = True
+        finally:
+            if not ended and ticket.record is None:
+                await _cancel(ticket)
+
+
+async def _cancel(ticket: "Ticket") -> None:
+    """Nobody waits for the answer any more: don't let it be made. Best effort."""
+    from contextlib import suppress
+
+    from producers.errors import ProducerError
+
+    with suppress(ProducerError):
+        await ticket.cancel()
+
+
+async def _print(ticket: "Ticket", *, stream: bool, as_json: bool) -> None:
+    from producers.answer import answer_text
+
+    if stream and not as_json:
+        await _print_stream(ticket)
+        return
+    record = await ticket.result(raise_for_kind=True)
+    if as_json:
+        sys.stdout.buffer.write(record.body.rstrip(b"\n") + b"\n")
+        return
+    sys.stdout.write(answer_text(record.body) + "\n")
+
+
+async def _print_stream(ticket: "Ticket") -> None:
+    """Print pieces as they come; of a whole answer only the rest, where it goes on."""
+    from producers.answer import answer_text, piece_text
+
+    printed = ""
+    async for chunk in ticket.stream():
+        text = answer_text(chunk.data) if chunk.whole else piece_text(chunk.data)
+        if chunk.whole and text.startswith(printed):
+            text = text[len(printed) :]
+        elif chunk.whole or chunk.restart:
+            sys.stdout.write("\n")
+            printed = ""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        printed += text
+    sys.stdout.write("\n")
+
+
+def _with_engines_word(error: Exception) -> str:
+    """The error, and what the engine said where it is known."""
+    from producers.answer import error_text
+    from producers.errors import JobFailed
+
+    said = error_text(error.record.body) if isinstance(error, JobFailed) else ""
+    return f"{error}: {said}" if said and said not in str(error) else str(error)
