@@ -43,15 +43,22 @@ _ACK_TOKENS = 9
 class MemorySubscription:
     """A live subscription."""
 
-    def __init__(self, server: MemoryServer, listener: Listener, subscriber: Subscriber) -> None:
+    def __init__(
+        self,
+        server: MemoryServer,
+        listeners: dict[Subscriber, Listener],
+        subscriber: Subscriber,
+    ) -> None:
         self._server = server
-        self._listener = listener
+        self._listeners = listeners
         self._subscriber = subscriber
 
     async def unsubscribe(self) -> None:
         """Stop hearing. Idempotent."""
-        self._server.leave(self._listener)
-        self._subscriber.close()
+        listener = self._listeners.pop(self._subscriber, None)
+        if listener is not None:
+            self._server.leave(listener)
+            self._subscriber.close()
 
 
 class MemoryBus(StreamBuckets):
@@ -66,7 +73,7 @@ class MemoryBus(StreamBuckets):
         self._closed = False
         self._link_handlers: list[Callable[[bool], None]] = []
         self._inbox: list[tuple[Subscriber, Message]] = []
-        self._listeners: list[tuple[Listener, Subscriber]] = []
+        self._listeners: dict[Subscriber, Listener] = {}
         self._pulls: list[MemoryPull] = []
         self._tokens = itertools.count(1)
         self._waiting: dict[str, tuple[asyncio.Future[Message], Timer]] = {}
@@ -132,7 +139,7 @@ class MemoryBus(StreamBuckets):
         self._link_handlers.clear()
         self.disconnect()
         self.server.consumer_watchers.remove(self._attach_pulls)
-        for listener, subscriber in self._listeners:
+        for subscriber, listener in self._listeners.items():
             self.server.leave(listener)
             subscriber.close()
         await self._background.close()
@@ -222,9 +229,9 @@ class MemoryBus(StreamBuckets):
             lambda message: self._receive(subscriber, message),
             lambda: self._connected,
         )
-        self._listeners.append((listener, subscriber))
+        self._listeners[subscriber] = listener
         self.server.listen(listener)
-        return MemorySubscription(self.server, listener, subscriber)
+        return MemorySubscription(self.server, self._listeners, subscriber)
 
     def _receive(self, subscriber: Subscriber, message: Message) -> None:
         """Deliver in the loop's next turn, so that no handler runs inside another's publish."""

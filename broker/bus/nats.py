@@ -79,7 +79,10 @@ class ServerInfo:
 class NatsSubscription:
     """A live subscription."""
 
-    def __init__(self, link: Link, route: Route, subscriber: Subscriber) -> None:
+    def __init__(
+        self, link: Link, route: Route, subscriber: Subscriber, subscribers: set[Subscriber]
+    ) -> None:
+        self._subscribers = subscribers
         self._link = link
         self._route = route
         self._subscriber = subscriber
@@ -88,6 +91,7 @@ class NatsSubscription:
         """Stop hearing. Idempotent."""
         self._link.leave(self._route)
         self._subscriber.close()
+        self._subscribers.discard(self._subscriber)
 
 
 async def connect(
@@ -134,7 +138,7 @@ class NatsBus(StreamBuckets):
         self._replies = Replies(link, inbox_prefix=inbox_prefix)
         self._streams = Streams(link, self._replies)
         self._window = Window(outstanding_max=APPEND_OUTSTANDING_MAX, bytes_max=APPEND_BYTES_MAX)
-        self._subscribers: list[Subscriber] = []
+        self._subscribers: set[Subscriber] = set()
         self._pulls: list[NatsPull] = []
         self._link_handlers: list[Callable[[bool], None]] = []
 
@@ -242,9 +246,9 @@ class NatsBus(StreamBuckets):
                 )
             )
 
-        self._subscribers.append(subscriber)
+        self._subscribers.add(subscriber)
         route = self._link.hear(subject, heard, queue=queue)
-        return NatsSubscription(self._link, route, subscriber)
+        return NatsSubscription(self._link, route, subscriber, self._subscribers)
 
     # streams
     async def append(
@@ -345,10 +349,14 @@ class NatsBus(StreamBuckets):
             window=window,
             inbox_prefix=self._inbox_prefix,
             counts=self.counts,
-            ended=self._pulls.remove,
+            ended=self._forget_pull,
         )
         self._pulls.append(pull)
         return pull
+
+    def _forget_pull(self, pull: NatsPull) -> None:
+        if pull in self._pulls:
+            self._pulls.remove(pull)
 
     async def watch_pulls(self) -> None:
         """Check pulls for being stuck, until the bus closes."""
@@ -361,17 +369,16 @@ class NatsBus(StreamBuckets):
     async def _unstick(self, pull: NatsPull) -> None:
         """Messages pending, a pull standing, none delivered: ask anew, and say so."""
         try:
-            state = await self._streams.consumer_state(pull.stream, pull.consumer)
+            undelivered = await self._streams.deliverable(pull.stream, pull.consumer)
         except BusError:
             return
-        if state.pending > 0:
+        if undelivered:
             self.counts["pulls_stalled"] += 1
             _log.error(
                 "deliveries stalled, asking anew",
                 stream=pull.stream,
                 consumer=pull.consumer,
-                pending=state.pending,
-                ack_pending=state.ack_pending,
+                undelivered=undelivered,
             )
             pull.listen_anew()
 

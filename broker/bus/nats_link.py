@@ -160,7 +160,7 @@ class Link:
         self._closed = True
         wire, self._wire = self._wire, None
         if wire is not None:
-            await wire.end()
+            await wire.end(flush=True)
             self._tell(up=False)
 
     async def _dial_any(self, timeout_s: float) -> None:

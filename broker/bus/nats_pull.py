@@ -120,27 +120,32 @@ class NatsPull:
         self._top_up()
 
     async def stop(self) -> list[Delivery]:
-        """Stop asking, wait until no pull of ours stands at the server; returns what came."""
-        if self._stopping:
-            return []
+        """Stop asking, wait until no pull of ours stands at the server; returns what came.
+
+        If it is cancelled, call it again for what came.
+        """
         self._stopping = True
         self._cancel_timer()
-        if self._link.clustered:
-            # Word of our leaving may reach the consumer's leader late: let the pulls run out.
-            await self._until_run_out()
-        # One server drops our pulls with our interest, and puts back what it could not deliver.
-        self._link.leave(self._route, deaf=False)
         try:
-            await self._link.rtt_s(PULL_EXPIRES_S + PULL_GRACE_S)
+            await self._withdraw()
         except (LinkDown, Timeout):
-            # It drops the pulls of a lost connection, too.
+            # The server drops the pulls of a lost connection by itself.
             self._counts["pulls_lost"] += 1
         finally:
+            self._link.leave(self._route)
             self._link.forget(self._route)
             self._link.off_link(self._link_changed)
             self._ended(self)
         left, self._arrived = self._arrived, []
         return left
+
+    async def _withdraw(self) -> None:
+        if self._link.clustered:
+            # Word of our leaving may reach the consumer's leader late: let the pulls run out.
+            await self._until_run_out()
+        # One server drops our pulls with our interest, and puts back what it could not deliver.
+        self._link.leave(self._route, deaf=False)
+        await self._link.rtt_s(PULL_EXPIRES_S + PULL_GRACE_S)
 
     async def _until_run_out(self) -> None:
         if not self._open:

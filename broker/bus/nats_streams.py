@@ -185,6 +185,14 @@ class Streams:
             waiting=answer.num_waiting,
         )
 
+    async def deliverable(self, stream: str, consumer: str) -> int:
+        """Count messages that the consumer could deliver now; 0 while it waits for acks."""
+        answer = await self.ask(f"CONSUMER.INFO.{stream}.{consumer}")
+        bound = answer.config.get("max_ack_pending", 0)
+        assert isinstance(bound, int)
+        waits_for_acks = 0 < bound <= answer.num_ack_pending
+        return 0 if waits_for_acks else answer.num_pending
+
     # messages
     async def get(
         self, stream: str, question: Mapping[str, object], *, what: str, timeout_s: float

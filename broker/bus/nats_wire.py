@@ -22,16 +22,25 @@ from pathlib import Path
 from typing import Any
 
 import nats.errors
+import structlog
 from nats.aio.client import Client
 
 from broker.bus.base import BusError, LinkDown, PayloadTooLarge
 from broker.bus.containment import Contained
+
+_log = structlog.get_logger(__name__)
 
 RawHandler = Callable[[bytes, bytes, bytes, bytes | None], None]
 """Called with subject, reply, data and header block."""
 
 SEND_BYTES_MAX = 64 * 1024 * 1024
 """What may wait for a server that reads too slowly; it would drop us at 64 MB itself."""
+
+TROUBLES_MAX = 3
+"""How many causes are told when a wire is lost."""
+
+FLUSH_S_MAX = 2.0
+"""How long a close waits for the server to read what was sent."""
 
 PING_INTERVAL_S = 5
 """How often the client asks whether the server is there; three silent ones end the wire."""
@@ -102,12 +111,27 @@ class Wire(Client):
         assert self._reading_task is not None
         self._reading_task.add_done_callback(lambda _: self._tell_lost("the reading task ended"))
 
-    async def end(self) -> None:
-        """Close without telling. Idempotent."""
+    async def end(self, *, flush: bool = False) -> None:
+        """Close without telling; with `flush`, what was sent before goes out first. Idempotent."""
         self._lost = None
-        self._write_out()
+        if flush:
+            self._write_out()
+        else:
+            self._abort()
         with self._contained:
-            await self._close(Client.CLOSED, do_cbs=False)
+            try:
+                async with asyncio.timeout(FLUSH_S_MAX):
+                    await self._close(Client.CLOSED, do_cbs=False)
+            except TimeoutError:
+                self._abort()
+
+    def _abort(self) -> None:
+        """Drop the socket: a peer that doesn't read would hold up an orderly close for ever."""
+        self._out.clear()
+        self._out_bytes = 0
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
 
     @property
     def info(self) -> dict[str, Any]:
@@ -221,10 +245,14 @@ class Wire(Client):
 
     async def _note_trouble(self, error: Exception) -> None:
         """Hear of an error. Must never raise: it would end the reading task."""
-        self._counts["link_errors"] += 1
-        text = str(error) or type(error).__name__
-        if text not in self._trouble:
-            self._trouble = [*self._trouble[-2:], text]
+        with self._contained:
+            self._counts["link_errors"] += 1
+            text = str(error) or type(error).__name__
+            if "permissions" in text.lower():
+                # The link stands, but what was asked for is not done, and nobody else hears of it.
+                _log.warning("NATS refuses", error=text)
+            if text not in self._trouble:
+                self._trouble = [*self._trouble[-TROUBLES_MAX:], text]
 
     def _tell_lost(self, why: str) -> None:
         lost, self._lost = self._lost, None
