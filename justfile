@@ -63,6 +63,11 @@ demo *args: (_install "requirements.lock")
 up *args: (_install "requirements.lock")
     "{{ bin }}/inferlane" up {{ args }}
 
+[group("run")]
+[doc("The demo under round robin and under first_token in turn, three times each, side by side")]
+ab *args: (_install "requirements.lock")
+    "{{ bin }}/inferlane" ab {{ args }}
+
 [group("check")]
 [doc("The whole suite, real NATS and real engines included")]
 test *args: setup
@@ -92,6 +97,11 @@ format: setup
 [doc("Break the core in 100 sampled places, one at a time: do the unit tests notice? (out/mutants.md)")]
 mutants *args: setup
     "{{ bin }}/python" -m tests.mutants {{ args }}
+
+[group("check")]
+[doc("Jobs a second through one broker, every decision on, as a share of a bare relay's; added latency")]
+bench *args: setup
+    "{{ bin }}/python" -m tests.bench.throughput {{ args }}
 
 [group("check")]
 [doc("Branch coverage of the core by the fast tests; under 95 % fails")]
