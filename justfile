@@ -22,15 +22,17 @@ setup: (_install "requirements-test.lock")
 _install lock:
     #!/usr/bin/env bash
     set -euo pipefail
+    # What an installation depends on: the lock, and pyproject.toml up to the tools' settings.
+    wanted() { cat "$1"; sed '/^\[tool\./,$d' pyproject.toml; }
     stamp="{{ venv }}/.installed-{{ lock }}"
-    if cmp -s <(cat "{{ lock }}" pyproject.toml) "$stamp"; then exit 0; fi
+    if cmp -s <(wanted "{{ lock }}") "$stamp"; then exit 0; fi
     if [ ! -x "{{ bin }}/python" ]; then python3 -m venv "{{ venv }}"; fi
     echo "Installing from {{ lock }} into .venv (once) ..." >&2
     "{{ bin }}/python" -m pip install -q --require-hashes -r "{{ lock }}"
     "{{ bin }}/python" -m pip install -q --no-deps --no-build-isolation -e .
-    cat "{{ lock }}" pyproject.toml > "$stamp"
+    wanted "{{ lock }}" > "$stamp"
     # The test lock holds all that the other does.
-    cat requirements.lock pyproject.toml > "{{ venv }}/.installed-requirements.lock"
+    wanted requirements.lock > "{{ venv }}/.installed-requirements.lock"
 
 [group("setup")]
 [doc("Pin the dependencies anew (needs the package index); `--upgrade` takes newer releases")]
@@ -56,17 +58,17 @@ clean:
 [group("run")]
 [doc("A whole cluster on this machine for under a minute: chats and a batch, a live table, a summary")]
 demo *args: (_install "requirements.lock")
-    "{{ bin }}/inferlane" demo {{ args }}
+    @"{{ bin }}/inferlane" demo {{ args }}
 
 [group("run")]
 [doc("The same cluster kept running for you; --gguf PATH serves a real model")]
 up *args: (_install "requirements.lock")
-    "{{ bin }}/inferlane" up {{ args }}
+    @"{{ bin }}/inferlane" up {{ args }}
 
 [group("run")]
 [doc("The demo under round robin and under first_token in turn, three times each, side by side")]
 ab *args: (_install "requirements.lock")
-    "{{ bin }}/inferlane" ab {{ args }}
+    @"{{ bin }}/inferlane" ab {{ args }}
 
 [group("check")]
 [doc("The whole suite, real NATS and real engines included")]
