@@ -207,7 +207,7 @@ class Stage:
         return self.deliveries[job.id]
 
     async def dispatch(
-        self, job: Job, *, attempt: Attempt | None = None, **fields: Any
+        self, job: Job, /, *, attempt: Attempt | None = None, timeout_s: float = 2.0, **fields: Any
     ) -> WorkReply:
         """Submit a job if it isn't yet, and order the worker to run it."""
         delivery = self.deliveries.get(job.id) or await self.submit(job)
@@ -224,17 +224,17 @@ class Stage:
             "run_s_max": 60.0,
             "stall_s": 10.0,
         }
-        return await self.order(Dispatch(**{**defaults, **fields}))
+        return await self.order(Dispatch(**{**defaults, **fields}), timeout_s=timeout_s)
 
     def next_number(self, epoch: int = 1) -> int:
         """Number of the next order."""
         self._numbers[epoch] = self._numbers.get(epoch, 0) + 1
         return self._numbers[epoch]
 
-    async def order(self, order: Any) -> WorkReply:
+    async def order(self, order: Any, *, timeout_s: float = 2.0) -> WorkReply:
         """Send an order and return the answer."""
         data = order if isinstance(order, bytes) else encode(order)
-        reply = await self.bus.request(subjects.work(WORKER), data, timeout_s=2.0)
+        reply = await self.bus.request(subjects.work(WORKER), data, timeout_s=timeout_s)
         return decode(reply.data, WorkReply)
 
     def ended(self, job_id: str) -> list[Finished]:

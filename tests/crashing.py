@@ -137,9 +137,16 @@ class Failing:
     """Raises one error for the next `times` such calls, before or after they reached the server."""
 
     def __init__(
-        self, operation: str, error: Exception, *, times: int = 1, when: When = "before"
+        self,
+        operation: str,
+        error: Exception,
+        *,
+        times: int = 1,
+        when: When = "before",
+        prefix: str = "",
     ) -> None:
         self._operation = operation
+        self._prefix = prefix
         self._error = error
         self._when = when
         self.left = times
@@ -147,7 +154,8 @@ class Failing:
 
     def __call__(self, step: Step) -> None:
         """Raise, if this is the step."""
-        if self.left and (step.operation, step.when) == (self._operation, self._when):
+        is_here = (step.operation, step.when) == (self._operation, self._when)
+        if self.left and is_here and step.subject.startswith(self._prefix):
             self.left -= 1
             self.raised += 1
             raise self._error
