@@ -1,0 +1,99 @@
+"""`inferlane lanes`: what waits and runs in each lane, and which quota row is full."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Annotated
+
+import cyclopts
+from cyclopts import Parameter
+
+from broker.service.snapshot import LanesView, LaneView, QueueView, RowView
+from ops.cli.connection import HERE, Cluster, ask, connected
+
+app = cyclopts.App(name="lanes")
+
+QUEUE_HEADS = ("LANE", "BAND", "MODEL", "WAITING>", "OF>", "RUNNING>", "WAIT OF A NEW JOB>")
+ROW_HEADS = ("QUOTA", "JOBS>", "OF>", "TOKENS>", "OF>")
+
+BANDS = ("0 critical", "1 interactive", "2 standard", "3 batch")
+
+
+@app.default
+def lanes(
+    lane: str | None = None,
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    cluster: Cluster = HERE,
+) -> None:
+    """Show each lane's queues, and the quota rows with what they hold now.
+
+    WAITING counts jobs that the broker holds and jobs still in the lane's stream. WAIT OF A NEW JOB
+    is the broker's estimate. A quota row that is full (JOBS = OF) holds jobs back even when workers
+    are free.
+
+    Args:
+        lane: Only this lane.
+        json: Print JSON, of all lanes.
+        cluster: Where the cluster is.
+    """
+    data = asyncio.run(_fetch(cluster))
+    show(data, lane=lane, as_json=json)
+
+
+async def _fetch(cluster: Cluster) -> bytes:
+    async with connected(cluster) as bus:
+        return await ask(bus, "lanes")
+
+
+def show(data: bytes, *, lane: str | None, as_json: bool) -> None:
+    """Print the broker's answer. Raises CommandError when there is no such lane."""
+    import msgspec
+
+    from broker.wire.settings import nearest
+    from ops.cli.errors import CommandError
+    from ops.cli.output import console, json_text, table
+
+    if as_json:
+        json_text(data)
+        return
+    found = msgspec.json.decode(data, type=LanesView).lanes
+    chosen = [one for one in found if lane in (None, one.lane)]
+    if lane is not None and not chosen:
+        names = [one.lane for one in found]
+        message = f"no such lane: {lane}.{nearest(lane, names)} Known: {', '.join(names)}"
+        raise CommandError(message)
+    out = console()
+    out.print(table("", QUEUE_HEADS, (_queue(one, queue) for one, queue in _queues(chosen))))
+    rows = {row.row: row for one in chosen for row in one.rows}
+    if rows:
+        out.print(table("", ROW_HEADS, map(_row, rows.values())))
+
+
+def _queues(lanes: Iterable[LaneView]) -> list[tuple[LaneView, QueueView]]:
+    pairs = [(lane, queue) for lane in lanes for queue in lane.queues]
+    return sorted(pairs, key=lambda pair: (pair[0].lane, pair[1].band, pair[1].model))
+
+
+def _queue(lane: LaneView, queue: QueueView) -> tuple[str, ...]:
+    from ops.cli.output import duration
+
+    return (
+        f"{lane.lane} (paused)" if lane.paused else lane.lane,
+        BANDS[queue.band],
+        queue.model,
+        f"{queue.queued_jobs:,}",
+        f"{queue.queued_jobs_max:,}" if queue.queued_jobs_max else "-",
+        f"{queue.inflight_jobs:,}",
+        duration(queue.wait_s),
+    )
+
+
+def _row(row: RowView) -> tuple[str, ...]:
+    return (
+        row.row,
+        f"{row.inflight_jobs:,}",
+        "-" if row.inflight_jobs_max is None else f"{row.inflight_jobs_max:,}",
+        f"{row.inflight_tokens:,.0f}",
+        "-" if row.inflight_tokens_max is None else f"{row.inflight_tokens_max:,}",
+    )

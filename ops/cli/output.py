@@ -1,0 +1,76 @@
+"""What commands print: tables for people, JSON for scripts, on standard output alone."""
+
+import sys
+from collections.abc import Iterable, Sequence
+
+import orjson
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDTH_PIPED = 4_000
+"""Columns when standard output is no terminal: no reader of a pipe wants lines cut short."""
+
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def console() -> Console:
+    """Make the console for standard output."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, width=WIDTH_PIPED)
+
+
+def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Make a table; a head that ends in `>` is of a column of numbers, aligned right.
+
+    Cells are text: what looks like markup in a name stays as it is.
+    """
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for head in heads:
+        made.add_column(head.removesuffix(">"), justify="right" if head.endswith(">") else "left")
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    return made
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{text}\n")
+
+
+def note(text: str) -> None:
+    """Tell the person at the terminal something that is no part of the output."""
+    sys.stderr.write(f"{text}\n")
+
+
+def json_line(value: object) -> None:
+    """Print a value as one line of JSON."""
+    sys.stdout.write(orjson.dumps(value).decode() + "\n")
+
+
+def json_text(data: bytes) -> None:
+    """Print JSON that came as bytes, indented."""
+    pretty = orjson.dumps(orjson.loads(data), option=orjson.OPT_INDENT_2)
+    sys.stdout.write(pretty.decode() + "\n")
+
+
+def duration(seconds: float) -> str:
+    """Write a duration: `40 ms`, `3.2 s`, `4 min 5 s`, `2 h 3 min`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:  # noqa: PLR2004  # Seconds of a minute.
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def size(amount: float) -> str:
+    """Write a number of bytes: `512 bytes`, `1.5 GiB`."""
+    for unit in UNITS[:-1]:
+        if amount < 1024:  # noqa: PLR2004  # Bytes of a KiB.
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} {UNITS[-1]}"
