@@ -70,6 +70,7 @@ class Seen:
 
     path: str
     headers: dict[str, str]
+    """Names in lower case."""
     body: dict[str, Any]
 
 
@@ -104,10 +105,24 @@ class BadEngine:
         async with self._changed:
             self._changed.notify_all()
 
+    async def health(self, _: web.Request) -> web.Response:
+        """Say how it is."""
+        return _json({}, self.health_code)
+
+    async def list_models(self, _: web.Request) -> web.Response:
+        """List the models."""
+        data = [{"id": name, "object": "model"} for name in self.models]
+        return _json({"object": "list", "data": data})
+
+    async def show_metrics(self, _: web.Request) -> web.Response:
+        """Show the metrics, if there are any."""
+        return web.Response(text=self.metrics, status=200 if self.metrics else 404)
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer one request for text."""
         body = orjson.loads(await request.read())
-        self.seen.append(Seen(request.path, dict(request.headers), body))
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.seen.append(Seen(request.path, headers, body))
         behaviour = Behaviour(body.get("behaviour", self.behaviour))
         self.running += 1
         await self._tell()
@@ -198,9 +213,9 @@ async def a_bad_engine(
     """Run the server on a free port, or on a Unix socket."""
     engine = BadEngine(behaviour=behaviour)
     app = web.Application(client_max_size=16_000_000)
-    app.router.add_get("/health", lambda _: _answer(_json({}, engine.health_code)))
-    app.router.add_get("/v1/models", lambda _: _answer(_models(engine)))
-    app.router.add_get("/metrics", lambda _: _answer(_metrics(engine)))
+    app.router.add_get("/health", engine.health)
+    app.router.add_get("/v1/models", engine.list_models)
+    app.router.add_get("/metrics", engine.show_metrics)
     app.router.add_post("/{path:.*}", engine.answer)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
@@ -217,20 +232,6 @@ async def a_bad_engine(
         yield engine
     finally:
         await runner.cleanup()
-
-
-async def _answer(response: web.Response) -> web.Response:
-    return response
-
-
-def _models(engine: BadEngine) -> web.Response:
-    return _json(
-        {"object": "list", "data": [{"id": name, "object": "model"} for name in engine.models]}
-    )
-
-
-def _metrics(engine: BadEngine) -> web.Response:
-    return web.Response(text=engine.metrics, status=200 if engine.metrics else 404)
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -127,18 +127,16 @@ async def read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     """Read a body, cut at `bytes_max`."""
     pieces: list[bytes] = []
     size = 0
-    async for piece in response.content.iter_any():
+    while size < bytes_max and (piece := await _piece(response)):
         pieces.append(piece)
         size += len(piece)
-        if size >= bytes_max:
-            break
     return b"".join(pieces)[:bytes_max]
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
     """Yield the data of each server-sent event until the stream says it is done, or ends."""
     reader = SseReader()
-    async for piece in response.content.iter_any():
+    while piece := await _piece(response):
         for data in reader.feed(piece):
             if data == _DONE:
                 return
@@ -146,6 +144,15 @@ async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
     for data in reader.flush():
         if data != _DONE:
             yield data
+
+
+async def _piece(response: aiohttp.ClientResponse) -> bytes:
+    """Return what has come of the body since the last piece; empty at its end."""
+    try:
+        return await response.content.readany()
+    except RuntimeError as error:  # What aiohttp says to a reader whose session was closed.
+        message = "the engine's client was closed"
+        raise EngineDisconnected(message) from error
 
 
 def header_text(text: str) -> str:

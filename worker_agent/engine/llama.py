@@ -7,6 +7,7 @@ is started after a pause, and its incarnation says that the cache is empty.
 import asyncio
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -58,15 +59,15 @@ class LlamaEngine:
         runtime_dir: Path | None = None,
         restart_s_min: float = RESTART_S_MIN,
     ) -> None:
-        """Make a folder of its own for socket and log, in `runtime_dir` (the system's if None).
+        """Socket and log go into a folder of its own in `runtime_dir`, the system's if None.
 
         Raises ValueError when the socket's path would be too long.
         """
         self._restart_s_min = restart_s_min
-        self._folder = Path(tempfile.mkdtemp(prefix="inferlane-", dir=runtime_dir))
+        parent = runtime_dir or Path(tempfile.gettempdir())
+        self._folder = parent / f"inferlane-{secrets.token_hex(4)}"
         socket_path = str(self._folder / "engine.sock")
         if len(os.fsencode(socket_path)) > SOCKET_PATH_BYTES_MAX:
-            self._folder.rmdir()
             message = (
                 f"{socket_path}: a socket's path has at most {SOCKET_PATH_BYTES_MAX} bytes; "
                 f"choose a shorter runtime folder"
@@ -97,7 +98,9 @@ class LlamaEngine:
     async def start(self) -> None:
         """Start the server and keep it running. Raises EngineFailed if it can't run here at all."""
         _check_runnable(self._options)
+        self._folder.mkdir(mode=0o700)  # The socket takes no password.
         await self._server.start()
+        self._background = Background()
         self._detail = "starting"
         self._background.start(self._keep_running())
 
