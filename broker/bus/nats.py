@@ -163,6 +163,11 @@ class NatsBus(StreamBuckets):
             subscriber.close()
         await self._background.close()
 
+    @property
+    def outstanding(self) -> int:
+        """Appends on their way to their streams."""
+        return self._window.outstanding
+
     async def rtt_s(self, *, timeout_s: float = 2.0) -> float:
         """Time a round trip to the server."""
         return await self._link.rtt_s(timeout_s)

@@ -90,6 +90,7 @@ class NatsPull:
         self._numbers = itertools.count(1)
         self._open: deque[_Open] = deque()
         self._asked = 0
+        self.pulls_sent = 0
         self._unreleased = 0
         self._arrived: list[Delivery] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -184,6 +185,7 @@ class NatsPull:
         number = next(self._numbers)
         order = b'{"batch":%d,"expires":%d}' % (room, int(PULL_EXPIRES_S * NANOSECONDS))
         self._link.send(self._subject, order, reply=f"{self._inbox}{number}")
+        self.pulls_sent += 1
         deadline_s = self._loop.time() + PULL_EXPIRES_S + PULL_GRACE_S
         self._open.append(_Open(number, room, deadline_s))
         self._asked += room

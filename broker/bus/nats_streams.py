@@ -46,9 +46,6 @@ WALK_BATCH_MAX = 256
 WALK_BYTES_MAX = 4 * 1024 * 1024
 """Messages and bytes asked for at once when a stream is walked."""
 
-SUBJECTS_PAGE = 100_000
-"""Subjects the server tells of at once."""
-
 RESET_VERSION_MIN = (2, 14)
 
 CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, MESSAGE_NOT_FOUND = 10014, 10059, 10037
@@ -136,7 +133,7 @@ class Streams:
         return StreamState(messages, state.bytes, state.first_seq, state.last_seq)
 
     async def subject_counts(self, stream: str, *, subject: str) -> dict[str, int]:
-        """Messages per subject, page by page."""
+        """Messages per subject, page by page (the server tells of 100,000 at once)."""
         counts: dict[str, int] = {}
         while True:
             question = {"subjects_filter": subject, "offset": len(counts)}
