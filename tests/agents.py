@@ -65,6 +65,10 @@ def a_fake_engine(**fields: Any) -> FakeEngine:
     return FakeEngine(DEMO, **{**defaults, **fields})
 
 
+Said = EngineOutput | Exception | None
+"""What a scripted engine may do next; None ends its stream without a result."""
+
+
 class ScriptedEngine:
     """An engine whose every output is the test's: `say` to all requests, or to one by job id."""
 
@@ -77,7 +81,7 @@ class ScriptedEngine:
         self.requests: dict[str, EngineRequest] = {}
         self.running: set[str] = set()
         self.aborted: list[str] = []
-        self._outputs: dict[str, asyncio.Queue[EngineOutput | Exception | None]] = {}
+        self._outputs: dict[str, asyncio.Queue[Said]] = {}
 
     @property
     def facts(self) -> Facts:
@@ -95,12 +99,16 @@ class ScriptedEngine:
     async def load(self) -> Load:
         return Load(running=len(self.running))
 
-    def say(self, job_id: str, *outputs: EngineOutput | Exception | None) -> None:
-        """Give a request its next outputs; None ends the stream without a result."""
+    def say(self, job_id: str, *outputs: Said) -> None:
+        """Give a request its next outputs."""
         for output in outputs:
             self._of(job_id).put_nowait(output)
 
-    def _of(self, job_id: str) -> asyncio.Queue[EngineOutput | Exception | None]:
+    def left(self, job_id: str) -> int:
+        """Outputs that nobody has read yet."""
+        return self._of(job_id).qsize()
+
+    def _of(self, job_id: str) -> asyncio.Queue[Said]:
         return self._outputs.setdefault(job_id, asyncio.Queue())
 
     async def run(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
@@ -247,6 +255,12 @@ class Stage:
         """Wait until a note tells a job's end."""
         await self.until(lambda: bool(self.ended(job_id)))
         return self.ended(job_id)[-1]
+
+    def stalls_at(self, job_id: str) -> float:
+        """When a running attempt's scope ends, on the loop's clock."""
+        ends_at = self.agent._supervisor._watches[job_key(LANE, job_id)].scope.when()
+        assert ends_at is not None
+        return ends_at
 
     async def acknowledged(self) -> None:
         """Wait until no record waits for its ack."""
