@@ -45,7 +45,8 @@ class Route:
     queue: str
     handler: RawHandler
     number: int = 0
-    """On the present wire."""
+    wire: Wire | None = None
+    """Where it stands, and under which number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ class Link:
     def _take(self, wire: Wire) -> None:
         """Make a wire the present one: subscriptions first, then everybody hears of it."""
         for route in self._routes:
-            route.number = wire.hear(route.subject, route.handler, queue=route.queue)
+            _place(route, wire)
         self._wire = wire
         known = {server.netloc for server in wire.servers}
         scheme = urlsplit(self._options.urls[0]).scheme
@@ -257,7 +258,7 @@ class Link:
         route = Route(subject, queue, handler)
         self._routes.append(route)
         if self._wire is not None:
-            route.number = self._wire.hear(subject, handler, queue=queue)
+            _place(route, self._wire)
         return route
 
     def leave(self, route: Route, *, deaf: bool = True) -> None:
@@ -270,8 +271,9 @@ class Link:
 
     def forget(self, route: Route) -> None:
         """Hear nothing more of a subscription that was left."""
-        if self._wire is not None:
-            self._wire.forget(route.number)
+        # On a newer wire its number is another's.
+        if route.wire is not None:
+            route.wire.forget(route.number)
 
     async def rtt_s(self, timeout_s: float) -> float:
         """Time a round trip behind all that was sent before. Raises Timeout, LinkDown."""
@@ -283,6 +285,11 @@ class Link:
             message = f"the server did not answer within {timeout_s} s"
             raise Timeout(message) from error
         return time.perf_counter() - start_s
+
+
+def _place(route: Route, wire: Wire) -> None:
+    route.number = wire.hear(route.subject, route.handler, queue=route.queue)
+    route.wire = wire
 
 
 def _jittered(seconds: float) -> float:

@@ -123,7 +123,7 @@ class NatsPull:
     async def stop(self) -> list[Delivery]:
         """Stop asking, wait until no pull of ours stands at the server; returns what came.
 
-        If it is cancelled, call it again for what came.
+        Nothing is lost if it is cancelled and called again.
         """
         self._stopping = True
         self._cancel_timer()
@@ -132,11 +132,10 @@ class NatsPull:
         except (LinkDown, Timeout):
             # The server drops the pulls of a lost connection by itself.
             self._counts["pulls_lost"] += 1
-        finally:
-            self._link.leave(self._route)
-            self._link.forget(self._route)
-            self._link.off_link(self._link_changed)
-            self._ended(self)
+        self._link.leave(self._route)
+        self._link.forget(self._route)
+        self._link.off_link(self._link_changed)
+        self._ended(self)
         left, self._arrived = self._arrived, []
         return left
 
