@@ -1,17 +1,18 @@
 """Which workers need a score for a job: holders of its prefix, and the least loaded of the others.
 
-Of a few holders at the same depth all are candidates. A crowd (a system prompt that hundreds hold)
-is represented by its least loaded with room and its least loaded without: the others hold the same
-and are worse off. All are found from the front of the pool's order, which expected-case takes
-workers ÷ crowd steps, so that small crowds are listed, large ones met early, and the cost of a
-decision is bounded by WALK_MAX whatever the number of workers.
+Of a few holders at the same depth all are candidates. More are represented by the least loaded with
+room and the least loaded without: the others hold the same and are worse off. A crowd (a system
+prompt that hundreds hold) is not even listed: its best is met early on the way from the front of
+the pool's order, after (workers ÷ crowd) steps on average. So a decision looks at about the square
+root of the number of workers at most, and at WALK_MAX whatever happens.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
 
 from broker.core.events import JobSpec
-from broker.core.policy import RoutingPolicy
 from broker.core.prefix_index import Level
 from broker.core.roster import Pool, Roster, Seat, may_serve
 from broker.core.scoring import Need
@@ -22,71 +23,36 @@ HOLDERS_EACH_MAX = 4
 """So few holders at one depth are all candidates."""
 
 WALK_MAX = 64
-"""Workers looked at from the front of the free, and of the busy, for one that holds or lacks a
-prefix."""
+"""Most holders of one depth that are listed, and most steps from the front of a pool's order: at
+64² workers both ways cost the same."""
 
-COLD_MAX = 2
-"""Candidates without the prefix: they were compared for a typical job, and are scored for this
-one."""
+_entry = attrgetter("entry")
 
 
-@dataclass(slots=True)
-class _Search:
-    """What is looked for, and what was found."""
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Workers of a pool that hold equally much of a job's prompt."""
 
-    need: Need
-    excluded: Sequence[str]
-    found: dict[int, tuple[Seat, float]] = field(default_factory=dict[int, tuple[Seat, float]])
-    """By turn: (seat, tokens of the job it holds)."""
-    crowds: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
-    """(workers, tokens that they hold)."""
-    warm: int = 0
-    """All workers whose hit counts."""
-
-    def allows(self, seat: Seat) -> bool:
-        return may_serve(seat, self.need.job, self.excluded)
-
-    def add(self, seat: Seat, hit_tokens: float) -> None:
-        self.found[seat.turn] = (seat, hit_tokens)
+    workers: int
+    hit_tokens: float
+    seats: tuple[Seat, ...]
+    """All of them; empty when they are a crowd."""
 
 
-class Candidates:
-    """Finds them."""
-
-    def __init__(self, policy: RoutingPolicy, roster: Roster) -> None:
-        self.policy = policy
-        self._roster = roster
-
-    def find(
-        self, levels: Sequence[Level], need: Need, pool: Pool, excluded: Sequence[str]
-    ) -> list[tuple[Seat, float]]:
-        """Return (worker, tokens of the prompt it holds) of each worth a score."""
-        search = _Search(need, excluded)
-        self._add_holders(search, levels, pool)
-        _add_free(search, pool)
-        _add_busy(search, pool)
-        return list(search.found.values())
-
-    def _add_holders(self, search: _Search, levels: Sequence[Level], pool: Pool) -> None:
-        block_tokens = tokens_per_block(search.need.job)
-        for level in levels:
-            hit_tokens = level.depth_blocks * block_tokens
-            workers = level.workers & pool.bits
-            if not workers or hit_tokens < self.policy.prefix_tokens_min:
-                continue
-            search.warm |= workers
-            if workers.bit_count() > HOLDERS_EACH_MAX:
-                search.crowds.append((workers, hit_tokens))
-                continue
-            for seat in self._seats(workers):
-                if search.allows(seat):
-                    search.add(seat, hit_tokens)
-
-    def _seats(self, workers: int) -> Iterator[Seat]:
-        while workers:
-            bit = workers & -workers
-            yield self._roster.of_bit(bit)
-            workers ^= bit
+def holdings(
+    levels: Sequence[Level], job: JobSpec, pool: Pool, roster: Roster, *, prefix_tokens_min: int
+) -> tuple[Holding, ...]:
+    """Return who of a pool holds a useful part of the job, deepest first."""
+    block_tokens = tokens_per_block(job)
+    found: list[Holding] = []
+    for level in levels:
+        hit_tokens = level.depth_blocks * block_tokens
+        workers = level.workers & pool.bits
+        if workers and hit_tokens >= prefix_tokens_min:
+            is_crowd = workers.bit_count() > WALK_MAX
+            seats = () if is_crowd else tuple(roster.of_bits(workers))
+            found.append(Holding(workers, hit_tokens, seats))
+    return tuple(found)
 
 
 def tokens_per_block(job: JobSpec) -> float:
@@ -99,49 +65,60 @@ def tokens_per_block(job: JobSpec) -> float:
     return min(float(BLOCK_BYTES), job.prompt_tokens / (blocks + 0.5))
 
 
-def _add_free(search: _Search, pool: Pool) -> None:
-    """Add the least loaded with room of each crowd, and of those that hold nothing."""
-    kv_tokens = search.need.kv_tokens
-    crowds = list(search.crowds)
-    cold = cold_wanted = COLD_MAX if pool.bits & ~search.warm else 0
-    for seat in pool.free(WALK_MAX):
-        if not (cold or crowds):
+def find(
+    held: Sequence[Holding], need: Need, pool: Pool, excluded: Sequence[str]
+) -> Iterator[tuple[Seat, float]]:
+    """Yield (worker, prompt tokens it holds) of each worth a score, every worker once."""
+    warm = 0
+    for holding in held:
+        warm |= holding.workers
+        hit_tokens = holding.hit_tokens
+        if len(holding.seats) > HOLDERS_EACH_MAX:
+            for seat in _best_listed(holding.seats, need, excluded):
+                yield seat, hit_tokens
+        elif holding.seats:
+            for seat in holding.seats:
+                if may_serve(seat, need.job, excluded):
+                    yield seat, hit_tokens
+        else:
+            for seat in _best_of_crowd(holding.workers, need, pool, excluded):
+                yield seat, hit_tokens
+    if pool.bits & ~warm:
+        cold = _first_free(~warm, need, pool, excluded)
+        if cold is not None:
+            yield cold, 0.0
+
+
+def _best_listed(seats: Sequence[Seat], need: Need, excluded: Sequence[str]) -> Iterator[Seat]:
+    """Yield the least loaded that has room for the job, and the least loaded that has none."""
+    able = [seat for seat in seats if may_serve(seat, need.job, excluded)]
+    free = [seat for seat in able if seat.fits(need.kv_tokens)]
+    if free:
+        yield min(free, key=_entry)
+    if len(free) < len(able):
+        yield min([seat for seat in able if not seat.fits(need.kv_tokens)], key=_entry)
+
+
+def _best_of_crowd(workers: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Iterator[Seat]:
+    free = _first_free(workers, need, pool, excluded)
+    if free is not None:
+        yield free
+    for _, _, _, seat in islice(pool.order, pool.free_count, pool.free_count + WALK_MAX):
+        if seat.bit & workers and may_serve(seat, need.job, excluded):
+            yield seat
             return
-        if not (search.allows(seat) and seat.fits(kv_tokens)):
-            continue
-        if not seat.bit & search.warm:
-            if cold:
-                cold -= 1
-                search.add(seat, 0.0)
-        elif (hit_tokens := _take_crowd(crowds, seat)) is not None:
-            search.add(seat, hit_tokens)
-    if crowds or (cold_wanted and cold == cold_wanted):
-        _add_roomiest(search, pool)
 
 
-def _add_roomiest(search: _Search, pool: Pool) -> None:
-    """Add the one with most KV cache left: nobody at the front had enough of it."""
-    seat = pool.roomiest()
-    if seat is not None and seat.turn not in search.found and search.allows(seat):
-        search.add(seat, _take_crowd(list(search.crowds), seat) or 0.0)
-
-
-def _add_busy(search: _Search, pool: Pool) -> None:
-    """Add the least loaded without room of each crowd: the job may wait for it."""
-    crowds = list(search.crowds)
-    for seat in pool.busy(WALK_MAX):
-        if not crowds:
-            return
-        if search.allows(seat):
-            hit_tokens = _take_crowd(crowds, seat)
-            if hit_tokens is not None:
-                search.add(seat, hit_tokens)
-
-
-def _take_crowd(crowds: list[tuple[int, float]], seat: Seat) -> float | None:
-    """Strike off the crowd a worker belongs to; returns what it holds, None when in none."""
-    for place, (workers, hit_tokens) in enumerate(crowds):
-        if workers & seat.bit:
-            del crowds[place]
-            return hit_tokens
-    return None
+def _first_free(workers: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Seat | None:
+    """Find the least loaded of `workers` with room for the job, near the front of the pool."""
+    kv_tokens = need.kv_tokens
+    for _, _, _, seat in islice(pool.order, min(pool.free_count, WALK_MAX)):
+        # A worker without a bit holds nothing: it counts where holders are left out.
+        mine = seat.bit & workers if seat.bit else workers < 0
+        if mine and seat.fits(kv_tokens) and may_serve(seat, need.job, excluded):
+            return seat
+    roomiest = pool.roomiest()
+    if roomiest is None or not (roomiest.bit & workers if roomiest.bit else workers < 0):
+        return None
+    fits = roomiest.fits(kv_tokens) and may_serve(roomiest, need.job, excluded)
+    return roomiest if fits else None

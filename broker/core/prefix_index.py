@@ -20,7 +20,7 @@ on the way down.
 from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 
@@ -37,6 +37,9 @@ that."""
 
 SWEEP_BLOCKS_MAX = 2048
 """Most blocks written, and as many forgotten, by one `sweep`: about a millisecond."""
+
+EVICT_BLOCKS_MAX = 256
+"""Most of them forgotten before the bounds are looked at again."""
 
 HOLDER_SETS_MAX = 65_536
 """Distinct sets remembered so that equal ones are one object; beyond it sharing starts anew."""
@@ -409,14 +412,15 @@ class PrefixIndex:
         self._at_s = at_s
         self.write(SWEEP_BLOCKS_MAX)
         self._turn_if_due()
-        for _ in range(SWEEP_BLOCKS_MAX):
+        left = SWEEP_BLOCKS_MAX
+        while left > 0:
             oldest = self._generations[0]
             is_over = self._entries > self._entries_max or len(self._generations) > GENERATIONS_MAX
             is_closed = oldest is not self._generations[-1]
             is_expired = is_closed and at_s - oldest.ended_at_s >= self._ttl_s
             if not (is_expired or is_over):
                 return
-            self._evict_one()
+            left -= self._evict(min(left, EVICT_BLOCKS_MAX))
 
     def _turn_if_due(self) -> None:
         newest = self._generations[-1]
@@ -437,27 +441,45 @@ class PrefixIndex:
 
     def _make_room(self, entries: int) -> None:
         """Evict until so many entries fit; where logs are too many, twice as fast as they grow."""
-        while self._blocks and self._entries + entries > self._entries_max:
-            self._evict_one()
-        for _ in range(2 * entries):
-            if len(self._generations) <= GENERATIONS_MAX:
-                return
-            self._evict_one()
+        while self._blocks and (over := self._entries + entries - self._entries_max) > 0:
+            # Blocks have several holders: that many entries are fewer blocks.
+            self._evict(-(-over * len(self._blocks) // self._entries))
+        left = 2 * entries
+        while left > 0 and len(self._generations) > GENERATIONS_MAX:
+            left -= self._evict(left)
 
-    def _evict_one(self) -> None:
-        """Take the oldest generation's last block; it goes, unless it was used again since."""
+    def _evict(self, blocks_max: int) -> int:
+        """Take the oldest generation's last blocks; those go that were not used again since.
+
+        Returns how many were looked at, at least 1.
+        """
         if len(self._generations) == 1:
             self._turn()
         oldest = self._generations[0]
-        if oldest.log:
-            block = oldest.log.pop()
-            holders = self._blocks.get(block)
-            if holders is not None and holders.generation == oldest.number:
-                del self._blocks[block]
-                self._entries -= holders.count
+        start = max(0, len(oldest.log) - blocks_max)
+        last = oldest.log[start:]
+        del oldest.log[start:]
+        sets = set(map(self._blocks.get, last))
+        alike = sets.pop() if len(sets) == 1 else None
+        if alike is not None and alike.generation == oldest.number:
+            # All in C: in a full index each new block costs an eviction. One logged twice goes
+            # once.
+            before = len(self._blocks)
+            deque(map(self._blocks.pop, last, repeat(None)), maxlen=0)
+            self._entries -= (before - len(self._blocks)) * alike.count
+        else:
+            self._evict_each(reversed(last), oldest.number)
         if not oldest.log:
             self._generations.popleft()
             self._free_retired()
+        return max(1, len(last))
+
+    def _evict_each(self, blocks: Iterable[int], generation: int) -> None:
+        for block in blocks:
+            holders = self._blocks.get(block)
+            if holders is not None and holders.generation == generation:
+                del self._blocks[block]
+                self._entries -= holders.count
 
     def _free_retired(self) -> None:
         oldest = self._generations[0].number

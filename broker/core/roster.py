@@ -9,9 +9,12 @@ cost the jobs that decode there.
 """
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import lt
+from typing import Any
 
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
@@ -27,9 +30,19 @@ OUTPUT_TOKENS_TYPICAL = 256
 HELD_OFF_S = 1.0
 """A worker that said busy is looked at again at its next report: one heartbeat."""
 
-Entry = tuple[bool, float, int, "Seat"]
-"""(has no room, load in seconds, turn, seat). Turns are unique, so that seats are never
-compared."""
+IMPROVED_MAX = 8
+"""Latest improvements of a pool against which kept answers are checked; older ones are given
+anew."""
+
+IDENTITY_FIELDS = 6
+"""Of a signature: bit, phase, models, ready, draining, any slots."""
+
+Entry = tuple[bool, float, int, Any]
+"""(has no room, load in seconds, turn, seat): lower is better. Turns are unique, so that seats are
+never compared."""
+
+KvEntry = tuple[float, int, Any]
+"""(KV tokens left, less the turn, seat)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +68,13 @@ class Seat:
     trust: float = 1.0
     kv_tokens_free: float = 0.0
     models: tuple[str, ...] = ()
-    signature: tuple[object, ...] = ()
+    signature: tuple[Any, ...] = ()
+    entry: "Entry" = (True, 0.0, 0, None)
+    """Its place in its pools."""
+    kv_entry: "KvEntry" = (0.0, 0, None)
+    standing: tuple[float, ...] = ()
+    lease_wait_s: float = 0.0
+    lease_wait_stamp: int = -1
     report_sequence: int | None = None
     """Of its last cache summary; None until a full one came."""
 
@@ -71,12 +90,23 @@ class Seat:
         wait_s = HELD_OFF_S if worker.held_off else 0.0
         lacks_kv = kv_tokens > self.kv_tokens_free
         if worker.leases and (lacks_kv or len(worker.leases) >= worker.slots):
+            wait_s = max(wait_s, self._lease_wait_s())
+        return wait_s
+
+    def _lease_wait_s(self) -> float:
+        """Guess when the first of its jobs ends; looked at anew when the worker has changed."""
+        if self.lease_wait_stamp != self.stamp:
+            self.lease_wait_stamp = self.stamp
             tokens = min(
                 max(0, lease.output_tokens_expected - lease.output_tokens)
-                for lease in worker.leases.values()
+                for lease in self.worker.leases.values()
             )
-            wait_s = max(wait_s, tokens / self.decode_tokens_s)
-        return wait_s
+            self.lease_wait_s = tokens / self.decode_tokens_s
+        return self.lease_wait_s
+
+
+def _no_seats() -> deque[Seat]:
+    return deque(maxlen=IMPROVED_MAX)
 
 
 @dataclass(slots=True)
@@ -85,9 +115,7 @@ class Pool:
 
     order: list[Entry] = field(default_factory=list["Entry"])
     """All that serve now: those with room first, then by load, then by turn."""
-    by_kv_room: list[tuple[float, int, Seat]] = field(
-        default_factory=list[tuple[float, int, "Seat"]]
-    )
+    by_kv_room: list[KvEntry] = field(default_factory=list["KvEntry"])
     """Those with room, by the KV cache they have left, most last."""
     free_count: int = 0
     bits: int = 0
@@ -95,6 +123,8 @@ class Pool:
     silent_count: int = 0
     improved_count: int = 0
     """Rises when a worker may have become a better choice than it was."""
+    improved: deque[Seat] = field(default_factory=_no_seats)
+    """The latest of those, newest last."""
 
     @property
     def servable(self) -> bool:
@@ -103,13 +133,8 @@ class Pool:
 
     def free(self, limit: int) -> Iterator[Seat]:
         """Yield at most `limit` workers with room, least loaded first."""
-        for entry in islice(self.order, min(limit, self.free_count)):
-            yield entry[3]
-
-    def busy(self, limit: int) -> Iterator[Seat]:
-        """Yield at most `limit` workers without room, least loaded first."""
-        for place in range(self.free_count, min(self.free_count + limit, len(self.order))):
-            yield self.order[place][3]
+        for _, _, _, seat in islice(self.order, min(limit, self.free_count)):
+            yield seat
 
     def roomiest(self) -> Seat | None:
         """Return the one with room and most KV cache left: a large job fits there or nowhere."""
@@ -117,21 +142,19 @@ class Pool:
 
     def add(self, seat: Seat) -> None:
         """Take a serving worker in."""
-        insort(self.order, _entry(seat))
+        insort(self.order, seat.entry)
         if seat.has_room:
-            insort(self.by_kv_room, _kv_entry(seat))
+            insort(self.by_kv_room, seat.kv_entry)
             self.free_count += 1
-        self.bits |= seat.bit
 
     def remove(self, seat: Seat) -> None:
         """Take it out; its state must be as it was when added."""
-        place = bisect_left(self.order, _entry(seat))
-        assert self.order[place][3] is seat, "an entry must be removed as it was added"
+        place = bisect_left(self.order, seat.entry)
+        assert self.order[place] is seat.entry, "an entry must be removed as it was added"
         del self.order[place]
         if seat.has_room:
-            del self.by_kv_room[bisect_left(self.by_kv_room, _kv_entry(seat))]
+            del self.by_kv_room[bisect_left(self.by_kv_room, seat.kv_entry)]
             self.free_count -= 1
-        self.bits &= ~seat.bit
 
 
 class Roster:
@@ -153,9 +176,12 @@ class Roster:
         """Return a known worker's seat."""
         return self._seats.get(worker_id)
 
-    def of_bit(self, bit: int) -> Seat:
-        """Return the seat whose cache has this bit."""
-        return self._by_bit[bit]
+    def of_bits(self, workers: int) -> Iterator[Seat]:
+        """Yield the seats whose caches have these bits."""
+        while workers:
+            bit = workers & -workers
+            yield self._by_bit[bit]
+            workers ^= bit
 
     def join(self, worker: Worker, *, bit: int = 0) -> Seat:
         """Seat a worker, behind all that wait for a turn; one seated already is only refreshed."""
@@ -170,8 +196,7 @@ class Roster:
     def leave(self, seat: Seat) -> None:
         """Forget a worker."""
         self._take_out(seat)
-        if self._by_bit.get(seat.bit) is seat:
-            del self._by_bit[seat.bit]
+        self._hide(seat)
         seat.is_serving = seat.is_silent = False
         seat.stamp += 1
         if self._seats.get(seat.worker.id) is seat:
@@ -179,32 +204,27 @@ class Roster:
 
     def gave(self, seat: Seat) -> None:
         """Put a worker behind all others of the same load: it was given a job."""
-        self._take_out(seat)
-        seat.turn = self._next_turn()
-        self._put_in(seat)
-        seat.stamp += 1
-        self.refresh(seat, bit=seat.bit)
+        self._update(seat, _signature(seat.worker, seat.bit), turn=self._next_turn())
 
     def refresh(self, seat: Seat, *, bit: int) -> None:
         """Take a worker's state as it is now."""
         signature = _signature(seat.worker, bit)
-        if signature == seat.signature:
-            return
+        if signature != seat.signature:
+            self._update(seat, signature, turn=seat.turn)
+
+    def _update(self, seat: Seat, signature: tuple[Any, ...], *, turn: int) -> None:
         self._take_out(seat)
-        before = _standing(seat)
-        if self._by_bit.get(seat.bit) is seat:
-            del self._by_bit[seat.bit]
-        self._derive(seat, bit)
-        if bit:
-            self._by_bit[bit] = seat
+        if seat.signature[:IDENTITY_FIELDS] != signature[:IDENTITY_FIELDS]:
+            self._hide(seat)
+        before = seat.standing
+        seat.turn = turn
+        self._derive(seat, signature[0])
         seat.signature = signature
         seat.stamp += 1
         self._put_in(seat)
-        after = _standing(seat)
         # Worse in all that counts: no other job's best answer becomes another for it.
-        if not all(now >= then for now, then in zip(after, before, strict=True)):
-            for model in seat.models:
-                self._pools[model].improved_count += 1
+        if not before or any(map(lt, seat.standing, before)):
+            self._improved(seat)
 
     def reconfigure(self, policy: RoutingPolicy) -> None:
         """Take new knobs."""
@@ -213,7 +233,21 @@ class Roster:
             seat.signature = ()
             self.refresh(seat, bit=seat.bit)
         for pool in self._pools.values():
+            # More than is remembered: every answer is given anew.
+            pool.improved_count += IMPROVED_MAX + 1
+
+    def _improved(self, seat: Seat) -> None:
+        for model in seat.models:
+            pool = self._pools[model]
             pool.improved_count += 1
+            pool.improved.append(seat)
+
+    def _hide(self, seat: Seat) -> None:
+        """Take a worker's cache out of its pools: it has another now, or serves no more."""
+        if self._by_bit.get(seat.bit) is seat:
+            del self._by_bit[seat.bit]
+        for model in seat.models:
+            self._pools[model].bits &= ~seat.bit
 
     def _next_turn(self) -> int:
         self._turns += 1
@@ -228,8 +262,8 @@ class Roster:
         seat.decode_tokens_s = worker.decode_tokens_s or policy.decode_tokens_s
         seat.backlog_s = worker.backlog_tokens / seat.prefill_tokens_s
         typical_s = TYPICAL_PREFILL_TOKENS / seat.prefill_tokens_s
-        decode_s = policy.decode_weight * worker.decoding_jobs * typical_s
-        seat.load_s = seat.backlog_s + decode_s if self._by_load else 0.0
+        weight = 1 + policy.bias + policy.decode_weight * worker.decoding_jobs
+        seat.load_s = seat.backlog_s + weight * typical_s if self._by_load else 0.0
         is_able = worker.ready and not worker.draining and worker.slots > 0
         seat.is_serving = is_able and worker.phase is Phase.LIVE
         seat.is_silent = is_able and worker.phase is Phase.SUSPECT
@@ -238,12 +272,20 @@ class Roster:
         seat.has_room = has_slot and has_prefill_room
         bound = worker.kv_tokens_max * policy.kv_fill_ratio_max
         seat.kv_tokens_free = bound - worker.kv_tokens if worker.kv_tokens_max else float("inf")
+        seat.entry = (not seat.has_room, seat.load_s, seat.turn, seat)
+        # Among equals the least recently given is last.
+        seat.kv_entry = (seat.kv_tokens_free, -seat.turn, seat)
+        seat.standing = _standing(seat)
+        if bit:
+            self._by_bit[bit] = seat
 
     def _put_in(self, seat: Seat) -> None:
         for model in seat.models:
             pool = self._pools.setdefault(model, Pool())
             if seat.is_serving:
                 pool.add(seat)
+                if not pool.bits & seat.bit:
+                    pool.bits |= seat.bit
             elif seat.is_silent:
                 pool.silent_count += 1
 
@@ -255,23 +297,15 @@ class Roster:
                 self._pools[model].silent_count -= 1
 
 
-def _entry(seat: Seat) -> Entry:
-    return (not seat.has_room, seat.load_s, seat.turn, seat)
-
-
-def _kv_entry(seat: Seat) -> tuple[float, int, Seat]:
-    # Among equals the least recently given is last.
-    return (seat.kv_tokens_free, -seat.turn, seat)
-
-
-def _signature(worker: Worker, bit: int) -> tuple[object, ...]:
-    """All of a worker's state that its seat follows from."""
+def _signature(worker: Worker, bit: int) -> tuple[Any, ...]:
+    """All of a worker's state that its seat follows from; first what it is, then how it is."""
     return (
         bit,
         worker.phase,
         worker.models,
         worker.ready,
         worker.draining,
+        worker.slots > 0,
         worker.slots,
         len(worker.leases),
         worker.held_off,

@@ -13,7 +13,7 @@ counts.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
@@ -26,17 +26,19 @@ WEIGHTED_TIE = 0.005
 """weighted: smaller differences are noise: half a percent of the whole range of one term."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Need:
     """A job as scoring sees it."""
 
     job: JobSpec
     output_tokens: int
+    prompt_tokens: int = field(init=False)
+    kv_tokens: int = field(init=False)
+    """KV cache it takes when it ends."""
 
-    @property
-    def kv_tokens(self) -> int:
-        """KV cache it takes when it ends."""
-        return self.job.prompt_tokens + self.output_tokens
+    def __post_init__(self) -> None:
+        self.prompt_tokens = self.job.prompt_tokens
+        self.kv_tokens = self.prompt_tokens + self.output_tokens
 
 
 @dataclass(slots=True)
@@ -63,9 +65,9 @@ Score = Callable[[RoutingPolicy, Need, Scored], float]
 
 def candidate(seat: Seat, need: Need, *, hit_tokens: float) -> Scored:
     """Predict a job's way at a worker that holds so many tokens of it."""
-    prompt_tokens = need.job.prompt_tokens
+    prompt_tokens = need.prompt_tokens
     # The engine computes the last token always, or it would have nothing to begin the answer from.
-    hit = max(0, min(int(hit_tokens * seat.trust), prompt_tokens - 1))
+    hit = min(int(hit_tokens * seat.trust), max(0, prompt_tokens - 1)) if hit_tokens else 0
     fits = seat.fits(need.kv_tokens)
     wait_s = seat.backlog_s if fits else seat.backlog_s + seat.room_wait_s(need.kv_tokens)
     return Scored(seat, hit, (prompt_tokens - hit) / seat.prefill_tokens_s, wait_s, fits)
@@ -84,7 +86,7 @@ def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
 
 def weighted(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
     """Add up load and miss, each in 0..1; leaving the last worker is added by the caller."""
-    prompt_tokens = need.job.prompt_tokens
+    prompt_tokens = need.prompt_tokens
     hit_ratio = scored.hit_tokens / max(1, prompt_tokens)
     if hit_ratio < policy.hit_ratio_min:
         hit_ratio = 0.0

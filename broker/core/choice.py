@@ -1,0 +1,298 @@
+"""The choice of a worker: filter, score, pick; the lowest score wins.
+
+Reuse of a cached prefix pulls jobs together, load pushes them apart; the score weighs both
+(`scoring`). Only `candidates` need a score: holders of the prefix, and the least loaded that holds
+none of it.
+
+Jobs wait at the broker, not in workers (late binding). A job whose best worker has no room waits
+for it while that worker, wait included, is still better than the best one with room, and for no
+longer than that gains: what the wait was predicted to save bounds what it may cost, so a wrong
+guess costs twice at most (ski rental).
+
+Ties go to the worker that was given nothing for longest. An answer stands until it could be
+another: its chosen worker changed, or a worker became better than that one, or its time is over.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from broker.core.candidates import Holding, find, holdings
+from broker.core.events import JobSpec
+from broker.core.placement import Placement
+from broker.core.policy import RoutingPolicy
+from broker.core.prefix_index import Level
+from broker.core.roster import Pool, Roster, Seat, may_serve, void_if_all
+from broker.core.scoring import Need, Scored, candidate, leave_cost, score_of, tie
+from broker.core.stickiness import Stickiness
+
+FOREVER = float("inf")
+FRONT_MAX = 8
+"""Workers looked at from the front of a pool for one that fits, before the job is looked at in
+full."""
+
+
+@dataclass(slots=True)
+class Known:
+    """A job's holders, and its last answer with what that rests on."""
+
+    job: JobSpec
+    levels: list[Level]
+    dated: int
+    """Change of the index that `levels` is from."""
+    workers: int = field(init=False)
+    """All holders of any of it."""
+    useful: tuple[Holding, ...] = ()
+    """Of the pool as it was: who holds enough to matter."""
+    useful_of: int = -1
+    """The pool's workers that `useful` is of."""
+    need: Need = field(init=False)
+    excluded: tuple[str, ...] = ()
+    placement: Placement | None = None
+    seat: Seat | None = None
+    """Chosen, or waited for."""
+    stamp: int = 0
+    score: float = 0.0
+    improved_count: int = 0
+    until_s: float = 0.0
+    """From then on the answer may be another, even if nothing changes."""
+    held_since_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.need = Need(self.job, self.job.output_tokens_max)
+        self.workers = 0
+        for level in self.levels:
+            self.workers |= level.workers
+
+
+class Chooser:
+    """Chooses for one job at a time."""
+
+    def __init__(self, policy: RoutingPolicy, roster: Roster, sticky: Stickiness) -> None:
+        self._roster = roster
+        self._sticky = sticky
+        self.scored_count = 0
+        self.reconfigure(policy)
+
+    def reconfigure(self, policy: RoutingPolicy) -> None:
+        """Take new knobs."""
+        self._policy = policy
+        self._score = score_of(policy)
+        self._tie = tie(policy)
+        self._leave_cost = leave_cost(policy)
+
+    def place(
+        self,
+        known: Known,
+        pool: Pool,
+        excluded: tuple[str, ...],
+        output_tokens: int,
+        *,
+        at_s: float,
+    ) -> Placement:
+        """Answer for a job of a pool that has workers."""
+        if known.need.output_tokens != output_tokens or known.excluded != excluded:
+            known.need = Need(known.job, output_tokens)
+            known.excluded = excluded
+            known.placement = None
+        if known.useful_of != pool.bits:
+            self._look_at_levels(known, pool)
+        if known.placement is not None and self._stands(known, pool, at_s):
+            return known.placement
+        known.improved_count = pool.improved_count
+        return self._place_alike(known, pool) or self._place_by_score(known, pool, at_s)
+
+    def score(self, known: Known, pool: Pool, *, at_s: float) -> tuple[list[Scored], str]:
+        """Score a job's candidates; also return who served its prefix or session last."""
+        if known.useful_of != pool.bits:
+            self._look_at_levels(known, pool)
+        previous, _ = self._previous(known, pool, at_s)
+        return self._scored_all(known, pool, previous), previous
+
+    # ---- kept answers --------------------------------------------------------------------------
+
+    def _look_at_levels(self, known: Known, pool: Pool) -> None:
+        known.useful_of = pool.bits
+        known.useful = holdings(
+            known.levels,
+            known.job,
+            pool,
+            self._roster,
+            prefix_tokens_min=self._policy.prefix_tokens_min,
+        )
+        known.placement = None
+
+    def _stands(self, known: Known, pool: Pool, at_s: float) -> bool:
+        """Say whether a job's last answer is still right."""
+        seat = known.seat
+        if at_s >= known.until_s or (seat is not None and seat.stamp != known.stamp):
+            return False
+        missed = pool.improved_count - known.improved_count
+        if missed > len(pool.improved):
+            return False
+        for better in islice(pool.improved, len(pool.improved) - missed, None):
+            if self._may_beat(known, better):
+                return False
+        known.improved_count = pool.improved_count
+        return True
+
+    def _may_beat(self, known: Known, seat: Seat) -> bool:
+        """Say whether a worker that became better could now be the answer."""
+        chosen = known.seat
+        fits = seat.fits(known.need.kv_tokens)
+        if not seat.is_serving or seat is chosen:
+            return False
+        if chosen is None or (fits and known.held_since_s is not None):
+            return fits
+        if self._is_alike(known):
+            return fits and seat.entry < chosen.entry
+        hit_tokens = next((one.hit_tokens for one in known.useful if one.workers & seat.bit), 0.0)
+        if not (fits or hit_tokens):
+            return False
+        return self._scored(seat, known.need, hit_tokens).score < known.score
+
+    # ---- jobs that every worker serves alike ---------------------------------------------------
+
+    def _is_alike(self, known: Known) -> bool:
+        """Say whether all hold the same of a job, be it nothing: then it earns nothing."""
+        useful = known.useful
+        return not known.job.session and (
+            not useful or (len(useful) == 1 and useful[0].workers == known.useful_of)
+        )
+
+    def _place_alike(self, known: Known, pool: Pool) -> Placement | None:
+        """Take the first of the pool that fits, where that is the answer; None = look in full."""
+        if not self._is_alike(known):
+            return None
+        need, job = known.need, known.job
+        for seat in pool.free(FRONT_MAX):
+            if may_serve(seat, job, known.excluded) and seat.fits(need.kv_tokens):
+                last = known.placement
+                hit_tokens = known.useful[0].hit_tokens if known.useful else 0.0
+                one = candidate(seat, need, hit_tokens=hit_tokens)
+                if last and last.worker is seat.worker and last.prefill_s == one.prefill_s:
+                    known.stamp = seat.stamp
+                    return last
+                return _answer(known, one, until_s=FOREVER)
+        if pool.free_count:
+            return None
+        return _answer(known, None, until_s=FOREVER)
+
+    # ---- jobs that some worker serves better ---------------------------------------------------
+
+    def _place_by_score(self, known: Known, pool: Pool, at_s: float) -> Placement:
+        previous, until_s = self._previous(known, pool, at_s)
+        scored = self._scored_all(known, pool, previous)
+        free = self._best([one for one in scored if one.fits])
+        if free is None or not self._policy.hold_for_affinity:
+            return _answer(known, free, until_s=until_s)
+        warm = self._best([one for one in scored if self._is_worth_waiting(one, free)])
+        since_s = at_s if known.held_since_s is None else known.held_since_s
+        if warm is None or at_s - since_s >= free.score - warm.score:
+            return _answer(known, free, until_s=until_s)
+        ends_at_s = since_s + (free.score - warm.score)
+        return _answer(known, warm, until_s=min(until_s, ends_at_s), held_since_s=since_s)
+
+    def _scored_all(self, known: Known, pool: Pool, previous: str) -> list[Scored]:
+        need = known.need
+        excluded = void_if_all(pool, known.excluded)
+        scored = [
+            self._scored(seat, need, hit_tokens)
+            for seat, hit_tokens in find(known.useful, need, pool, excluded)
+        ]
+        if previous:
+            self._stick(scored, previous, need, excluded)
+        return scored
+
+    def _scored(self, seat: Seat, need: Need, hit_tokens: float) -> Scored:
+        one = candidate(seat, need, hit_tokens=hit_tokens)
+        one.score = self._score(self._policy, need, one)
+        self.scored_count += 1
+        return one
+
+    def _is_worth_waiting(self, one: Scored, free: Scored) -> bool:
+        return (
+            not one.fits
+            and one.hit_tokens > 0
+            and one.score + self._tie < free.score
+            and one.ttft_s - free.ttft_s <= self._policy.wait_s_over_best_max
+        )
+
+    def _best(self, scored: Sequence[Scored]) -> Scored | None:
+        """Pick the lowest score; among equals, who was given nothing for longest."""
+        if not scored:
+            return None
+        limit = min([one.score for one in scored]) + self._tie
+        return min([one for one in scored if one.score <= limit], key=lambda one: one.seat.turn)
+
+    # ---- stickiness ----------------------------------------------------------------------------
+
+    def _previous(self, known: Known, pool: Pool, at_s: float) -> tuple[str, float]:
+        """Return who served this session, or this prefix, last, and until when that counts."""
+        job = known.job
+        if job.session:
+            worker_id, until_s = self._sticky.last(session_key(job), at_s=at_s)
+            if worker_id:
+                return worker_id, until_s
+        for level in known.levels:
+            if is_rare(level, pool):
+                key = job.blocks[level.depth_blocks - 1]
+                worker_id, until_s = self._sticky.last(key, at_s=at_s)
+                if worker_id:
+                    return worker_id, until_s
+        return "", FOREVER
+
+    def _stick(
+        self, scored: list[Scored], previous: str, need: Need, excluded: Sequence[str]
+    ) -> None:
+        """Let the others pay for leaving the last worker, unless that is overloaded or gone."""
+        seat = self._roster.seat(previous)
+        if seat is None or not seat.is_serving or not may_serve(seat, need.job, excluded):
+            return
+        last = next((one for one in scored if one.seat is seat), None)
+        if last is None:
+            last = self._scored(seat, need, 0.0)
+            scored.append(last)
+        best_s = min([one.ttft_s for one in scored])
+        if last.ttft_s - best_s > self._policy.wait_s_over_best_max:
+            return
+        for one in scored:
+            if one is not last:
+                one.score += self._leave_cost
+
+
+def _answer(
+    known: Known,
+    chosen: Scored | None,
+    *,
+    until_s: float,
+    held_since_s: float | None = None,
+) -> Placement:
+    """Keep an answer. One with `held_since_s` is to wait for the chosen worker."""
+    known.until_s, known.held_since_s = until_s, held_since_s
+    prompt_tokens = known.need.prompt_tokens
+    if chosen is None:
+        known.seat, known.stamp, known.score = None, 0, FOREVER
+        known.placement = Placement(None, 0, prompt_tokens, 0.0)
+        return known.placement
+    worker = chosen.seat.worker
+    known.seat, known.stamp, known.score = chosen.seat, chosen.seat.stamp, chosen.score
+    is_held = held_since_s is not None
+    known.placement = Placement(
+        None if is_held else worker,
+        chosen.hit_tokens,
+        prompt_tokens - chosen.hit_tokens,
+        chosen.prefill_s,
+        worker.id if is_held else "",
+    )
+    return known.placement
+
+
+def is_rare(level: Level, pool: Pool) -> bool:
+    """Say whether under half of the workers hold it: what most hold sticks to nobody."""
+    return 2 * (level.workers & pool.bits).bit_count() < len(pool.order)
+
+
+def session_key(job: JobSpec) -> tuple[str, str, str]:
+    """Return what a session sticks by."""
+    return (job.lane, job.model, job.session)
