@@ -48,6 +48,8 @@ class Behaviour(StrEnum):
     FORBIDS = "forbids"
     BUSY = "busy"
     FAILS = "fails"
+    FAILS_AT_LENGTH = "fails_at_length"
+    """500 with a page of a megabyte."""
     UNAVAILABLE = "unavailable"
     REDIRECTS = "redirects"
     HUGE = "huge"
@@ -83,6 +85,8 @@ class BadEngine:
     tokens: int = 4
     models: tuple[str, ...] = (MODEL,)
     health_code: int = 200
+    pages_hang: bool = False
+    """The pages it tells of itself on are not answered."""
     metrics: str = ""
     """Empty: there is no metrics page."""
     seen: list[Seen] = field(default_factory=list[Seen])
@@ -107,6 +111,8 @@ class BadEngine:
 
     async def health(self, _: web.Request) -> web.Response:
         """Say how it is."""
+        if self.pages_hang:
+            await asyncio.Event().wait()
         return _json({}, self.health_code)
 
     async def list_models(self, _: web.Request) -> web.Response:
@@ -146,6 +152,8 @@ class BadEngine:
                 request.transport.abort()
             case Behaviour.WRONG_TYPE:
                 return web.Response(text="<html>nginx</html>", content_type="text/html")
+            case Behaviour.FAILS_AT_LENGTH:
+                return web.Response(text="x" * 1_000_000, status=500)
             case Behaviour.NOT_FOUND:
                 return web.Response(text="404 page not found", status=404)
             case Behaviour.REDIRECTS:

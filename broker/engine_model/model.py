@@ -194,8 +194,6 @@ class EngineModel:
         budget = self.profile.step_tokens_max - self._decoding
         chunks: list[tuple[SequenceState, int]] = []
         for sequence in self._prefilling:
-            if not budget:
-                return chunks
             size = min(budget, sequence.target - sequence.prefilled)
             chunks.append((sequence, size))
             budget -= size

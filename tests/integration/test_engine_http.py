@@ -1,6 +1,7 @@
 """The engine client against a server that misbehaves on order, over TCP and a Unix socket."""
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from broker.wire.messages import Load, Usage
 from tests.builders import MODEL, a_chat_body
 from tests.engines import BadEngine, Behaviour, a_bad_engine
+from worker_agent.engine import http_client, openai_http
 from worker_agent.engine.base import (
+    DETAIL_CHARS_MAX,
     AnswerTooLarge,
     Chunk,
     Completed,
@@ -224,6 +227,52 @@ async def test_engine_that_is_away() -> None:
         await outputs(engine, a_request())
     assert await engine.load() == Load()
     await engine.stop()
+
+
+async def test_error_page_is_cut() -> None:
+    """Of a long error page only its beginning is read, and less is passed on."""
+    async with a_bad_engine(Behaviour.FAILS_AT_LENGTH) as server, a_client(server) as engine:
+        with pytest.raises(EngineFailed) as raised:
+            await outputs(engine, a_request())
+        assert len(raised.value.body) == openai_http.ERROR_BYTES_MAX
+        assert len(raised.value.detail) < DETAIL_CHARS_MAX
+
+
+async def test_page_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine can't fill the agent's memory with what it tells of itself."""
+    monkeypatch.setattr(http_client, "PAGE_BYTES_MAX", 30)
+    async with a_bad_engine() as server, a_client(server) as engine:
+        server.metrics = "tgi_batch_current_size 7\ntgi_queue_size 8\n"
+        assert await engine.load() == Load(running=7)
+
+
+async def test_engine_that_does_not_say_how_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for its health, it must answer within a bound, or it is not ready."""
+    monkeypatch.setattr(http_client, "PAGE_S_MAX", 0.05)
+    async with a_bad_engine() as server, a_client(server) as engine:
+        assert (await engine.ready()).ready
+        server.pages_hang = True
+        readiness = await engine.ready()
+        assert (readiness.ready, readiness.detail) == (
+            False,
+            "/health gave no answer within 0.05 s",
+        )
+        server.pages_hang = False
+        assert (await engine.ready()).ready
+        assert engine.facts.incarnation == 1  # Slow is not restarted.
+
+
+async def test_connection_that_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that drops connections is given up soon, as away."""
+    monkeypatch.setattr(http_client, "CONNECT_S_MAX", 0.05)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):  # Fills its queue of one.
+            engine = OpenAiHttpEngine(f"http://127.0.0.1:{port}", slots=4, models=(MODEL,))
+            await engine.start()
+            with pytest.raises(EngineDisconnected, match=r"no connection within 0\.05 s"):
+                await outputs(engine, a_request())
+            await engine.stop()
 
 
 async def test_peer_that_does_not_speak_http() -> None:

@@ -257,6 +257,43 @@ async def test_unreadable_model_says_why_and_is_tried_again(tmp_path: Path) -> N
         await until_ready(engine)
 
 
+async def test_pause_between_starts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it failed, the next start is never further away than the bound."""
+    monkeypatch.setattr(llama_module, "RESTART_S_MAX", 0.02)
+    async with a_llama(gguf=__file__) as engine:
+        details: set[str] = set()
+        while engine.facts.incarnation < 5:
+            details.add((await engine.ready()).detail)
+            await asyncio.sleep(0.001)
+    pauses = {detail.rpartition("; ")[2] for detail in details if "; " in detail}
+    assert pauses <= {"starts again in 0.01 s", "starts again in 0.02 s"}
+    assert pauses
+    assert max(map(len, details)) < llama_module.LOG_BYTES_MAX + 100
+
+
+async def test_pause_starts_anew_after_a_stable_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that ran well and then crashed is started again as soon as the first time."""
+    monkeypatch.setattr(llama_module, "STABLE_S", 0.0)
+    async with a_llama(gguf=__file__) as engine:
+        details: set[str] = set()
+        while engine.facts.incarnation < 4:
+            details.add((await engine.ready()).detail.rpartition("; ")[2])
+            await asyncio.sleep(0.001)
+        assert "starts again in 0.01 s" in details
+        assert "starts again in 0.02 s" not in details
+
+
+async def test_llama_cpp_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the extra, the error says which one to install."""
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    options = LlamaOptions(gguf=str(TINY_GGUF), model=MODEL)
+    with pytest.raises(EngineFailed, match=r"inferlane\[llama\]"):
+        await LlamaEngine(options, runtime_dir=tmp_path).start()
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_missing_model_is_told_at_start(tmp_path: Path) -> None:
     """A path without a file is a mistake to hear of at once."""
     engine = LlamaEngine(LlamaOptions(gguf="/nowhere/x.gguf", model=MODEL), runtime_dir=tmp_path)

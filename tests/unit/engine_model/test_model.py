@@ -339,3 +339,13 @@ def test_clear_cache_forgets_what_nobody_holds() -> None:
     assert model.match_tokens(a_request(blocks=(1, 2))) == 20
     model.clear_cache()
     assert model.match_tokens(a_request(blocks=(1, 2))) == 0
+
+
+def test_what_happened_is_told_before_what_will() -> None:
+    """Events that a submit or cancel came upon are due at once, and none is lost or told twice."""
+    model = EngineModel(PLAIN)
+    model.submit(a_request("a", output_tokens=2), 0.0)
+    model.submit(a_request("b"), 5.0)
+    assert model.next_event_at_s() == 5.0
+    assert [e.request_id for e in model.advance(5.0)] == ["a", "a"]
+    assert [e.request_id for e in run(model)] == ["b", "b"]
