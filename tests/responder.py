@@ -133,6 +133,8 @@ class Responder:
         self.may_run.set()
         self.may_ack = asyncio.Event()
         self.may_ack.set()
+        self.run_s = 0.0
+        """How long each job takes."""
         self.started = asyncio.Event()
         """A job was given to the script."""
         self._stack = AsyncExitStack()
@@ -255,6 +257,8 @@ class Responder:
         await self.say(job, Queued(job=job.id, position=3, wait_s=1.5))
         self.started.set()
         await self.may_run.wait()
+        if self.run_s:
+            await asyncio.sleep(self.run_s)
         if job.id in self.cancelled:
             return a_record(job, kind=Kind.CANCELLED, reason=Reason.CANCELLED, status_code=0)
         self.runs[job.id] += 1

@@ -146,6 +146,9 @@ def retry(
         identity = read_identity(output)
     except BatchError as error:
         fail(error, Exit.UNUSABLE)
+    if identity.input == "-" and input_file is None:
+        told = "give its input again: --input FILE, or --input - and a pipe"
+        fail(f"the input of {output} came from a pipe; {told}", Exit.UNUSABLE)
     plan = Plan(
         input=input_file or identity.input,
         output=output,
@@ -308,9 +311,9 @@ def _tell(plan: "Plan", report: "Report") -> int:
         told += f" ({report.expired:,} because the window was over)"
     if counts.open:
         told += f", {counts.open:,} not finished"
-    files = [f"results in {plan.output}"] if counts.completed else []
-    files += [f"errors in {plan.errors}"] if failed else []
-    sys.stdout.write(f"{told}. {'; '.join(files).capitalize()}\n" if files else f"{told}.\n")
+    told += f"; results: {plan.output}" if counts.completed else ""
+    told += f"; errors: {plan.errors}" if failed else ""
+    sys.stdout.write(f"{told}\n")
     if report.interrupted:
         sys.stderr.write(
             "inferlane: stopped; lines under way run on in the cluster. The same command again "

@@ -6,6 +6,7 @@ afterwards.
 
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from broker.wire.prompt import BYTES_PER_TOKEN
 from producers.batch.lines import BadLine, Request
 from producers.batch.plan import Bounds
 from producers.batch.reader import Reader, Work
-from producers.batch.source import read_lines
+from producers.batch.source import Line, read_lines
 from producers.batch.state import State, new_identity
 from producers.request import Wish, build_job
 
@@ -61,19 +62,28 @@ def check_batch(
         identity = new_identity(input_name=path, lane="check", band=3, window_s=1.0)
         identity = msgspec.structs.replace(identity, endpoint=endpoint)
         with State(Path(folder) / "state") as state:
-            reader = Reader(
-                state,
-                identity,
-                read_lines(path),
-                build=_build,
-                models=models,
-                bounds=bounds or Bounds(),
-            )
-            while (window := reader.next_window()) is not None:
+            reader = Reader(state, identity, build=_build, models=models)
+            for lines in _windows(read_lines(path), bounds or Bounds()):
+                window = reader.read(lines)
                 for fault in window.bad:
                     _count_fault(findings, fault)
                 _count_work(findings, window.work)
+            reader.end()
     return findings
+
+
+def _windows(lines: Iterator[Line], bounds: Bounds) -> Iterator[list[Line]]:
+    """Windows as a run would read them from a file."""
+    window: list[Line] = []
+    size = 0
+    for line in lines:
+        window.append(line)
+        size += len(line.text)
+        if len(window) >= bounds.lookahead_lines or size >= bounds.lookahead_bytes:
+            yield window
+            window, size = [], 0
+    if window:
+        yield window
 
 
 def _build(request: Request, job_id: str) -> Job:

@@ -43,8 +43,13 @@ class Plan:
 
     @property
     def input_name(self) -> str:
-        """The input as a path that means the same from anywhere."""
-        return STDIN if self.input == STDIN else str(Path(self.input).resolve())
+        """The input as a path that means the same from anywhere; STDIN where it comes but once."""
+        return STDIN if self.is_pipe else str(Path(self.input).resolve())
+
+    @property
+    def is_pipe(self) -> bool:
+        """Whether the input can be read only once."""
+        return self.input == STDIN or (Path(self.input).exists() and not Path(self.input).is_file())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,8 @@ class Bounds:
     """Lines read ahead, so that those that share a prefix can be put together; ..."""
     lookahead_bytes: int = 32_000_000
     """... and their bytes. One window is being submitted while the next is being read."""
+    gather_s: float = 0.2
+    """A window that isn't full is gone on with when the input pauses for so long."""
     inflight_bytes: int = 64_000_000
     """Bodies of the jobs that are under way."""
     unwritten_bytes: int = 32_000_000

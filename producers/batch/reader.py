@@ -4,7 +4,7 @@ Within a window, lines that share a prefix are put together, so that they reach 
 cache one after another.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -12,7 +12,6 @@ import msgspec
 from broker.wire.messages import Job
 from producers.batch.errors import InputUnusable
 from producers.batch.lines import BadLine, Code, Request, bad, parse_line
-from producers.batch.plan import Bounds
 from producers.batch.source import LINE_BYTES_MAX, Line
 from producers.batch.state import Identity, Known, LineState, State, id_hash
 from producers.errors import Refused
@@ -48,28 +47,20 @@ class Reader:
         self,
         state: State,
         identity: Identity,
-        lines: Iterator[Line],
         *,
         build: Callable[[Request, str], Job],
         models: frozenset[str] | None,
-        bounds: Bounds,
     ) -> None:
         """`build` makes the job (of this id) of a request; `models` None: the offer isn't known."""
         self._state = state
         self._identity = identity
-        self._lines = lines
         self._build = build
         self._models = models
-        self._bounds = bounds
         self._known_last = state.last_number()
         self._read_last = 0
 
-    def next_window(self) -> Window | None:
-        """Read on; None at the end of the input. Raises InputUnusable, OutputUnusable."""
-        lines = self._take()
-        if not lines:
-            self._check_end()
-            return None
+    def read(self, lines: list[Line]) -> Window:
+        """Check the next lines. Raises InputUnusable, OutputUnusable."""
         first, self._read_last = self._read_last + 1, lines[-1].number
         known = self._known(first, lines)
         work: list[Work] = []
@@ -78,7 +69,7 @@ class Reader:
             for line in lines:
                 before = known.get(line.number)
                 if before is None or before.state is LineState.OPEN:
-                    match self._read(line, before):
+                    match self._check(line, before):
                         case BadLine() as fault:
                             faults.append(fault)
                         case Work() as item:
@@ -87,17 +78,6 @@ class Reader:
         # trie.
         work.sort(key=lambda item: item.job.blocks)
         return Window(work, faults, self._read_last)
-
-    def _take(self) -> list[Line]:
-        """Take the next lines, within both bounds; at least one if there is one."""
-        lines: list[Line] = []
-        size = 0
-        for line in self._lines:
-            lines.append(line)
-            size += len(line.text)
-            if len(lines) >= self._bounds.lookahead_lines or size >= self._bounds.lookahead_bytes:
-                break
-        return lines
 
     def _known(self, first: int, lines: list[Line]) -> dict[int, Known]:
         """Lines of this stretch that an earlier run read. Raises InputUnusable if they differ."""
@@ -113,7 +93,8 @@ class Reader:
                 raise InputUnusable(self._changed(f"line {line.number} was not there"))
         return known
 
-    def _check_end(self) -> None:
+    def end(self) -> None:
+        """Take note that there are no more lines. Raises InputUnusable when some are missing."""
         if self._read_last == 0 and self._known_last == 0:
             message = f"{Code.EMPTY_FILE}: the input has no lines; nothing was run"
             raise InputUnusable(message)
@@ -123,7 +104,7 @@ class Reader:
     def _changed(self, how: str) -> str:
         return changed(self._state, how)
 
-    def _read(self, line: Line, before: Known | None) -> Work | BadLine:
+    def _check(self, line: Line, before: Known | None) -> Work | BadLine:
         """Check one line and register it, if it is new."""
         number = line.number
         if line.too_long:

@@ -17,10 +17,11 @@ import msgspec
 
 from broker.wire.messages import Job, TerminalRecord
 from producers.batch.errors import Interrupted
+from producers.batch.feed import Feed
 from producers.batch.lines import BadLine, Code, Request, bad
 from producers.batch.outcome import Ended, of_bad_line, of_record
 from producers.batch.plan import Bounds, Plan
-from producers.batch.reader import Reader, Work
+from producers.batch.reader import Reader, Window, Work
 from producers.batch.session import Session, Stored
 from producers.batch.source import read_lines
 from producers.batch.state import Counts, Identity
@@ -231,25 +232,37 @@ class _Run:
     async def _feed(self, lines: asyncio.TaskGroup) -> None:
         """Read windows, one ahead, and set their lines going as room allows."""
         reader = await self._disk.do(self._reader)
-        ahead = lines.create_task(self._disk.do(reader.next_window))
-        while (window := await ahead) is not None:
-            ahead = lines.create_task(self._disk.do(reader.next_window))
-            for fault in window.bad:
-                await self._end(of_bad_line(fault, batch_id=self._identity.batch_id))
-            for work in window.work:
-                await self._room.take(len(work.job.body))
-                lines.create_task(self._run_line(work))
-            self._tally.read = window.last_number
+        feed = Feed(read_lines(self._plan.input), self._bounds)
+        try:
+            ahead = lines.create_task(self._next_window(feed, reader))
+            while (window := await ahead) is not None:
+                ahead = lines.create_task(self._next_window(feed, reader))
+                await self._set_going(window, lines)
+        finally:
+            feed.close()
+
+    async def _next_window(self, feed: Feed, reader: Reader) -> Window | None:
+        taken = await feed.take()
+        if taken:
+            return await self._disk.do(reader.read, taken)
+        await self._disk.do(reader.end)
+        return None
+
+    async def _set_going(self, window: Window, lines: asyncio.TaskGroup) -> None:
+        for fault in window.bad:
+            await self._end(of_bad_line(fault, batch_id=self._identity.batch_id))
+        for work in window.work:
+            await self._room.take(len(work.job.body))
+            lines.create_task(self._run_line(work))
+        self._tally.read = window.last_number
 
     def _reader(self) -> Reader:
         offer = self._client.offer
         return Reader(
             self._session.state,
             self._identity,
-            read_lines(self._plan.input),
             build=self._build,
             models=frozenset(offer.models) if offer else None,
-            bounds=self._bounds,
         )
 
     def _build(self, request: Request, job_id: str) -> Job:
@@ -307,11 +320,13 @@ class _Run:
 
     async def _expire(self, work: Work) -> Ended:
         """The window is over: what ended meanwhile still counts."""
-        if (ticket := self._tickets.get(work.number)) is not None:
+        ticket = self._tickets.get(work.number)
+        if ticket is not None:
             self._client.forget(ticket)
-        record = await self._client.find_record(work.job.id)
-        if record is not None:
-            return self._recorded(work, record)
+        if ticket is not None or work.known:
+            record = await self._client.find_record(work.job.id)
+            if record is not None:
+                return self._recorded(work, record)
         self._expired += 1
         told = "the batch's window was over before it was run; `batch retry` runs it again"
         return self._refused(bad(work.number, work.custom_id, Code.BATCH_EXPIRED, told))

@@ -43,21 +43,14 @@ class Session:
         self.results_were_missing = False
         self._unmarked: list[tuple[LineState, int]] = []
         _check_paths(plan)
-        is_new = not plan.state.exists()
         with ExitStack() as stack:
             self.results = stack.enter_context(Results(plan.output, plan.errors))
-            if is_new and not self.results.empty:
-                message = (
-                    f"{plan.output} (or {plan.errors}) holds something, and no state stands beside "
-                    "it; name another --output, or move it away"
-                )
-                raise OutputUnusable(message)
             self.state = stack.enter_context(State(plan.state))
             try:
                 self.identity = self._begin() if self.state.identity is None else self._resume()
             except BatchError:
                 if self.state.identity is None:
-                    _remove_new(plan)
+                    self._remove_new()
                 raise
             if retry:
                 self._put_back_failed()
@@ -94,6 +87,12 @@ class Session:
     def _begin(self) -> Identity:
         """Begin a new batch."""
         plan = self.plan
+        if not self.results.empty:
+            message = (
+                f"{plan.output} (or {plan.errors}) holds something, and no state stands beside it; "
+                "name another --output, or move it away"
+            )
+            raise OutputUnusable(message)
         identity = new_identity(
             input_name=plan.input_name,
             lane=plan.lane,
@@ -101,7 +100,7 @@ class Session:
             window_s=WINDOW_S if plan.window_s is None else plan.window_s,
         )
         identity = msgspec.structs.replace(identity, endpoint=plan.endpoint)
-        if plan.input != STDIN:
+        if not plan.is_pipe:
             found = survey(plan.input)
             if not found.lines:
                 message = f"{Code.EMPTY_FILE}: {plan.input} has no lines; nothing was run"
@@ -124,7 +123,7 @@ class Session:
         if plan.endpoint and identity.endpoint and plan.endpoint != identity.endpoint:
             message = f"{plan.output} was begun for {identity.endpoint}; name another --output"
             raise OutputUnusable(message)
-        if plan.input != STDIN and identity.digest:
+        if identity.digest and not plan.is_pipe:
             found = survey(plan.input)
             if found.digest != identity.digest:
                 how = f"{found.lines} lines of other content, it had {identity.lines}"
@@ -135,6 +134,13 @@ class Session:
             with self.state.transaction():
                 self.state.identity = identity
         return identity
+
+    def _remove_new(self) -> None:
+        """Take away the files of a batch that never began; what others wrote stays."""
+        if self.results.empty:
+            self.plan.output.unlink(missing_ok=True)
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{self.plan.state}{ending}").unlink(missing_ok=True)
 
     def _put_back_failed(self) -> None:
         """Make failed lines open again: another round, with a window of its own."""
@@ -164,10 +170,3 @@ def _check_paths(plan: Plan) -> None:
         if plan.input != STDIN and path.exists() and path.samefile(plan.input):
             message = f"{path} is the input itself; name another --output"
             raise OutputUnusable(message)
-
-
-def _remove_new(plan: Plan) -> None:
-    """Take away the empty files of a batch that never began."""
-    plan.output.unlink(missing_ok=True)
-    for ending in ("", "-wal", "-shm"):
-        Path(f"{plan.state}{ending}").unlink(missing_ok=True)

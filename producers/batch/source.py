@@ -2,7 +2,7 @@
 
 import gzip
 import io
-import sys
+import os
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -101,11 +101,10 @@ class _Peekable(Source, Protocol):
 @contextmanager
 def open_input(path: str) -> Generator[Source]:
     """Open an input and decompress it as its first bytes say. Raises InputUnusable."""
-    if path == STDIN:
-        yield _decompressed(cast("_Peekable", sys.stdin.buffer), path)
-        return
     with _told(path):
-        raw = Path(path).open("rb")  # noqa: SIM115 - closed below, once the caller is done.
+        # Of standard input a reader of its own: the interpreter can't end while a thread waits
+        # inside `sys.stdin`. Closed below, once the caller is done.
+        raw = os.fdopen(0, "rb", closefd=False) if path == STDIN else Path(path).open("rb")  # noqa: SIM115
     with raw:
         yield _decompressed(raw, path)
 
