@@ -3,18 +3,19 @@
 import asyncio
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import orjson
-import structlog
 import uvloop
 
+from broker.bus import logs, topology
 from broker.bus import nats as nats_bus
-from broker.bus import topology
-from broker.bus.base import Bus
+from broker.bus.base import Bus, BusError
 from broker.bus.nats_wire import Credentials
 from broker.service.clock import WallClock
-from broker.service.config import Config, load
+from broker.service.config import Config, ConfigError, load
 from broker.service.decision_log import DecisionLog
 from broker.service.election import Election
 from broker.service.fleet import Fleet
@@ -24,10 +25,10 @@ from broker.service.metrics import Metrics
 from broker.service.observer import Observer
 from broker.service.offer import publish_offers
 from broker.service.queues import models_of, topology_of
-from broker.service.status import Health, StatusServer
+from broker.service.status import Health, PageUnavailable, StatusServer
 from broker.service.views import Snapshots
 
-_log = structlog.get_logger(__name__)
+EXIT_FAILED, EXIT_CONFIG, EXIT_UNREACHABLE = 1, 2, 3
 
 
 class Broker:
@@ -165,11 +166,34 @@ def _say_ready(config: Config, url: str) -> None:
     sys.stdout.flush()
 
 
-def run(path: Path | None, config: Config | None = None) -> None:
-    """Run the broker with a configuration file, or a configuration made by the caller."""
-    chosen = config if config is not None else load(path) if path is not None else Config()
-    uvloop.run(serve(chosen))
+def run(config: Config) -> None:
+    """Run the broker until it is told to stop. Raises BusError, PageUnavailable, OSError."""
+    logs.set_up(broker=config.broker.name)
+    try:
+        uvloop.run(serve(config))
+    except* (BusError, PageUnavailable, OSError) as errors:
+        # One sentence for whoever started it, not a tree of groups.
+        raise _first(errors) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    return _first(cast("BaseException", error.exceptions[0]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run with the configuration file named in `arguments`; return the exit code."""
+    try:
+        run(load(Path(arguments[0])) if arguments else Config())
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CONFIG
+    except (BusError, PageUnavailable, OSError) as error:
+        sys.stderr.write(f"the broker could not run: {error}\n")
+        return EXIT_UNREACHABLE if isinstance(error, BusError) else EXIT_FAILED
+    return 0
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    sys.exit(main(sys.argv[1:]))
