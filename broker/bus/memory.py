@@ -78,9 +78,10 @@ class MemoryBus(StreamBuckets):
         self._tokens = itertools.count(1)
         self._waiting: dict[str, tuple[asyncio.Future[Message], Timer]] = {}
         self._reply_prefix = f"_INBOX.{self.server.next_connection()}."
-        self.server.listen(
-            Listener(f"{self._reply_prefix}*", "", self._answered, lambda: self._connected)
+        self._replies = Listener(
+            f"{self._reply_prefix}*", "", self._answered, lambda: self._connected
         )
+        self.server.listen(self._replies)
         self.server.consumer_watchers.append(self._attach_pulls)
 
     # the link
@@ -139,6 +140,7 @@ class MemoryBus(StreamBuckets):
         self._link_handlers.clear()
         self.disconnect()
         self.server.consumer_watchers.remove(self._attach_pulls)
+        self.server.leave(self._replies)
         for subscriber, listener in self._listeners.items():
             self.server.leave(listener)
             subscriber.close()

@@ -17,7 +17,7 @@ import asyncio
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,8 @@ class Credentials:
     """How we say who we are. Empty = not at all."""
 
     user: str = ""
-    password: str = ""
-    token: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
     creds_file: Path | None = None
     tls: ssl.SSLContext | None = None
 
