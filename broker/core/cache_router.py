@@ -14,7 +14,8 @@ from broker.core.decisions import Candidate, Explanation, HeldBy
 from broker.core.events import JobSpec
 from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
-from broker.core.prefix_index import Level, PrefixIndex
+from broker.core.prefix_index import PrefixIndex
+from broker.core.prefix_search import depth_of
 from broker.core.roster import Roster
 from broker.core.scoring import Scored
 from broker.core.state import Lease, Worker
@@ -98,15 +99,15 @@ class CacheAwareRouter:
     def _know(self, job: JobSpec) -> Known:
         """Return what is known of a job, its holders up to date."""
         index, known = self._index, self._known.get(job.key)
+        held_since_s = None
         if known is not None and known.job is job:
-            if known.dated == index.changes_count or index.is_current(
-                job.blocks, workers=known.workers, since=known.dated
-            ):
-                known.dated = index.changes_count
+            if known.dated == index.changes_count:
+                return known
+            levels = index.update(job.blocks, known.levels, since=known.dated)
+            if levels is not None:
+                known.renew(levels, index.changes_count)
                 return known
             held_since_s = known.held_since_s
-        else:
-            held_since_s = None
         known = Known(job, index.match(job.blocks), index.changes_count)
         known.held_since_s = held_since_s
         self._known[job.key] = known
@@ -126,7 +127,7 @@ class CacheAwareRouter:
         known = self._know(job)
         del self._known[job.key]
         self._note_sticky(known, worker, at_s)
-        start = _depth_at(seat.bit, known.levels)
+        start = depth_of(seat.bit, known.levels)
         self._index.hold(worker.index, job.blocks, start=start)
         overflow = self._unconfirmed.add(lease, start=start)
         if overflow is not None:
@@ -229,10 +230,6 @@ class CacheAwareRouter:
         """Let time pass, in bounded steps."""
         self._index.sweep(at_s)
         self._sticky.expire(at_s, keys_max=SWEEP_KEYS_MAX)
-
-
-def _depth_at(bit: int, levels: list[Level]) -> int:
-    return next((level.depth_blocks for level in levels if level.workers & bit), 0)
 
 
 def _candidate(one: Scored) -> Candidate:

@@ -13,7 +13,7 @@ from itertools import islice
 from operator import attrgetter
 
 from broker.core.events import JobSpec
-from broker.core.prefix_index import Level
+from broker.core.prefix_search import Level
 from broker.core.roster import Pool, Roster, Seat, may_serve
 from broker.core.scoring import Need
 from broker.wire.prefix import BLOCK_BYTES, BLOCKS_MAX

@@ -21,7 +21,7 @@ from broker.core.candidates import Holding, find, holdings
 from broker.core.events import JobSpec
 from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
-from broker.core.prefix_index import Level
+from broker.core.prefix_search import Level
 from broker.core.roster import Pool, Roster, Seat, may_serve, void_if_all
 from broker.core.scoring import Need, Scored, candidate, leave_cost, score_of, tie
 from broker.core.stickiness import Stickiness
@@ -40,8 +40,6 @@ class Known:
     levels: list[Level]
     dated: int
     """Change of the index that `levels` is from."""
-    workers: int = field(init=False)
-    """All holders of any of it."""
     useful: tuple[Holding, ...] = ()
     """Of the pool as it was: who holds enough to matter."""
     useful_of: int = -1
@@ -60,9 +58,13 @@ class Known:
 
     def __post_init__(self) -> None:
         self.need = Need(self.job, self.job.output_tokens_max)
-        self.workers = 0
-        for level in self.levels:
-            self.workers |= level.workers
+
+    def renew(self, levels: list[Level], dated: int) -> None:
+        """Take the holders as they are now; others call for another answer."""
+        self.dated = dated
+        if levels is not self.levels:
+            self.levels = levels
+            self.useful_of = -1
 
 
 class Chooser:

@@ -18,11 +18,12 @@ on the way down.
 """
 
 from array import array
-from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
+
+from broker.core.prefix_search import Holders, Level, Search, deepened
 
 SHARES = 4
 """A generation ends when it has logged, or added, 1/4 of the index: eviction is exact to that."""
@@ -44,10 +45,6 @@ EVICT_BLOCKS_MAX = 256
 HOLDER_SETS_MAX = 65_536
 """Distinct sets remembered so that equal ones are one object; beyond it sharing starts anew."""
 
-LEVELS_MAX = 8
-"""Distinct depths that `match` returns: shallower holders are worth less than the work of finding
-them."""
-
 UNWRITTEN_CHAINS_MAX = 8
 """Dispatched chains not yet written out; each costs a look-up a comparison, and a full queue is
 written."""
@@ -58,25 +55,6 @@ while."""
 
 CHANGES_MAX = 64
 """Latest changes against which an old answer is checked; an older answer is looked up again."""
-
-
-class Holders:
-    """A set of workers, and the generation of its blocks' last use."""
-
-    __slots__ = ("bits", "count", "generation")
-
-    def __init__(self, bits: int, generation: int) -> None:
-        self.bits = bits
-        self.generation = generation
-        self.count = bits.bit_count()
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """Workers (bitset) that hold a chain down to the same depth."""
-
-    depth_blocks: int
-    workers: int
 
 
 def _no_blocks() -> "array[int]":
@@ -105,11 +83,10 @@ class _Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A worker's holdings changed: by a chain from `start` on; without blocks, in any way."""
+    """A worker's holdings changed: by a chain; without blocks, in any way."""
 
     bit: int
     blocks: Sequence[int] = ()
-    start: int = 0
 
 
 class PrefixIndex:
@@ -216,7 +193,7 @@ class PrefixIndex:
             self._write_part(len(self._unwritten[0].blocks))
         self._unwritten.append(_Chain(bit, blocks))
         if start < len(blocks):
-            self._note(_Change(bit, blocks, start))
+            self._note(_Change(bit, blocks))
 
     def write(self, blocks_max: int | None = None) -> None:
         """Write out chains of `hold`, at most `blocks_max` blocks of them."""
@@ -235,88 +212,35 @@ class PrefixIndex:
         them). Where a parent was removed under its child, the depth may be that of the child, never
         less than the truth, until the chain is next dispatched there. At most LEVELS_MAX depths.
         """
-        if not blocks:
-            return []
-        levels = self._match_written(blocks)
-        return self._with_unwritten(blocks, levels) if self._unwritten else levels
-
-    def is_current(self, blocks: Sequence[int], *, workers: int, since: int) -> bool:
-        """Say whether an answer of `match` (its workers, its date) surely still stands."""
-        missed = self.changes_count - since
-        if missed == 0 or not blocks:
-            return True
-        if missed > len(self._changes):
-            return False
-        first = self._blocks.get(blocks[0])
-        rooted = workers | (first.bits if first else 0)
-        for change in islice(self._changes, len(self._changes) - missed, None):
-            start = change.start
-            if not change.blocks:
-                if change.bit & rooted:
-                    return False
-            elif start < len(blocks) and blocks[start] == change.blocks[start]:
-                return False
-        return True
-
-    def _match_written(self, blocks: Sequence[int]) -> list[Level]:
-        root = self._bits_at(blocks[0])
-        if not root:
-            return []
-        seen = [(0, root)]
-        position, step, absent = 0, 1, len(blocks)
-        while position + step < absent:
-            bits = self._bits_at(blocks[position + step]) & root
-            if not bits:
-                absent = position + step
-                break
-            position += step
-            step *= 2
-            seen.append((position, bits))
-        levels: list[Level] = []
-        while seen and len(levels) < LEVELS_MAX:
-            depth, bits = self._deepest(blocks, seen, absent, root)
-            levels.append(Level(depth, bits))
-            root &= ~bits
-            absent = depth - 1
-            while seen and not seen[-1][1] & root:
-                absent = min(absent, seen.pop()[0])
+        search = Search(self._blocks, self._live, blocks)
+        self.probes_count += search.probes_count
+        levels = search.levels
+        for chain in self._unwritten:
+            levels = deepened(levels, blocks, chain.blocks, chain.bit)
         return levels
 
-    def _deepest(
-        self, blocks: Sequence[int], seen: list[tuple[int, int]], absent: int, wanted: int
-    ) -> tuple[int, int]:
-        """Find the deepest block that any of `wanted` holds, from the last of `seen` on."""
-        present, bits = seen[-1][0], seen[-1][1] & wanted
-        while absent - present > 1:
-            middle = (present + absent) // 2
-            at_middle = self._bits_at(blocks[middle]) & wanted
-            if at_middle:
-                present, bits = middle, at_middle
-                insort(seen, (middle, at_middle))
-            else:
-                absent = middle
-        return present + 1, bits
+    def update(
+        self, blocks: Sequence[int], levels: list[Level], *, since: int
+    ) -> list[Level] | None:
+        """Bring an answer of `match` up to date; None when it must be asked for anew.
 
-    def _bits_at(self, block: int) -> int:
-        self.probes_count += 1
-        holders = self._blocks.get(block)
-        return holders.bits & self._live if holders is not None else 0
-
-    def _with_unwritten(self, blocks: Sequence[int], levels: list[Level]) -> list[Level]:
-        deeper: dict[int, int] = {}
-        for chain in self._unwritten:
-            if chain.blocks[0] == blocks[0]:
-                common = common_blocks(blocks, chain.blocks)
-                if common > max(deeper.get(chain.bit, 0), _depth_of(chain.bit, levels)):
-                    deeper[chain.bit] = common
-        if not deeper:
+        `since` is `changes_count` at that time. Returns the same list when nothing changed for it.
+        """
+        missed = self.changes_count - since
+        if missed > len(self._changes):
+            return None
+        if missed == 0 or not blocks:
             return levels
-        moved = sum(deeper)
-        by_depth = {level.depth_blocks: level.workers & ~moved for level in levels}
-        for bit, depth in deeper.items():
-            by_depth[depth] = by_depth.get(depth, 0) | bit
-        ordered = sorted(by_depth.items(), reverse=True)
-        return [Level(depth, workers) for depth, workers in ordered if workers][:LEVELS_MAX]
+        first = self._blocks.get(blocks[0])
+        holders = first.bits if first is not None else 0
+        for level in levels:
+            holders |= level.workers
+        for change in islice(self._changes, len(self._changes) - missed, None):
+            if change.blocks:
+                levels = deepened(levels, blocks, change.blocks, change.bit)
+            elif change.bit & holders:
+                return None
+        return levels
 
     def _note(self, change: _Change) -> None:
         self._changes.append(change)
@@ -487,19 +411,3 @@ class PrefixIndex:
             bit, _ = self._retired.popleft()
             self._written &= ~bit
             self._free_bits.append(bit)
-
-
-def common_blocks(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many blocks two chains share: equal at one place means equal before it."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high) // 2
-        if left[middle] == right[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-def _depth_of(bit: int, levels: list[Level]) -> int:
-    return next((level.depth_blocks for level in levels if level.workers & bit), 0)
