@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, Unpack
 
+import msgspec
+
 from broker.bus.base import Bus, BusError, LinkDown, Message, NoResponders, Subscription, Timeout
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, decode_out, encode
@@ -245,6 +247,8 @@ class Client:
     # ---- inside ---------------------------------------------------------------------------------
 
     def _build(self, body: Mapping[str, object] | bytes, wish: Wish) -> Job:
+        if not wish.cache_scope:
+            wish = msgspec.structs.replace(wish, cache_scope=self.config.scope)
         return build_job(body, wish, lane=self.lane, client=self.client_id, offer=self.offer)
 
     async def _subscribe(self, stack: AsyncExitStack, subscription: Subscription) -> None:

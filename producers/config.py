@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from broker.wire import settings
 from broker.wire.messages import ShortText
+from broker.wire.prefix import CLUSTER_SCOPE
 
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=1_000_000_000)]
@@ -16,6 +17,10 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 class ClientConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How patient a client is, and how much it holds. Durations in seconds."""
+
+    cache_scope: Literal["lane", "cluster"] = "lane"
+    """Who may share these jobs' prefix cache. `cluster` is for system prompts that are no secret:
+    another lane could tell from its own speed that somebody used them."""
 
     append_s: Positive = 5.0
     """Longest wait for one word of the stream; then the same message is sent again under the same
@@ -85,6 +90,11 @@ class NatsLink(Struct, frozen=True, kw_only=True):
     password: str = ""
     creds_file: str = ""
     """Path of a NATS credentials file, instead of user and password."""
+
+    @property
+    def scope(self) -> str:
+        """The cache scope to ask for: empty for the lane's own."""
+        return CLUSTER_SCOPE if self.cache_scope == "cluster" else ""
 
 
 class ProducerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

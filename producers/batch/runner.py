@@ -267,7 +267,11 @@ class _Run:
 
     def _build(self, request: Request, job_id: str) -> Job:
         wish = Wish(
-            job_id=job_id, band=self._identity.band, endpoint=request.url, request_id=job_id
+            job_id=job_id,
+            band=self._identity.band,
+            endpoint=request.url,
+            request_id=job_id,
+            cache_scope=self._client.config.scope,
         )
         job = build_job(
             request.body,
