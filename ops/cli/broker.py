@@ -1,7 +1,5 @@
 """`inferlane broker`: run a broker, leader or standby, until SIGTERM."""
 
-import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +22,6 @@ def broker(
     config: Annotated[Path | None, Parameter(alias="-c", env_var="INFERLANE_CONFIG")] = None,
     name: str | None = None,
     http_port: int | None = None,
-    log_level: str = "info",
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
@@ -33,20 +30,18 @@ def broker(
     configuration if they are not there yet.
 
     When it is up it prints one line of JSON on standard output, with the address of its status
-    page. The log goes to standard error: for people on a terminal, else as JSON lines.
+    page. The log goes to standard error, as JSON lines.
 
     Args:
         config: Configuration file; without it ./inferlane.toml. An example with every key is
             ops/inferlane.toml.
         name: Instead of broker.name; of two brokers with one file, give each its own.
         http_port: Instead of broker.http_port; 0 takes any free port.
-        log_level: debug, info, warning or error.
     """
     from broker.service import main
 
     chosen = _configured(config or _default_file(), name=name, http_port=http_port)
-    _set_up_log(log_level)
-    main.run(None, chosen)
+    main.run(chosen)
 
 
 def _default_file() -> Path:
@@ -79,29 +74,3 @@ def _configured(path: Path, *, name: str | None, http_port: int | None) -> "Conf
     except msgspec.ValidationError as error:
         message = f"--name or --http-port: {error}"
         raise Misused(message) from error
-
-
-def _set_up_log(level: str) -> None:
-    import structlog
-
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        message = f"--log-level {level}: give debug, info, warning or error"
-        raise Misused(message)
-    if sys.stderr.isatty():
-        shown = structlog.dev.ConsoleRenderer()
-    else:
-        shown = structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.StackInfoRenderer(),
-            structlog.processors.format_exc_info,
-            shown,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )

@@ -13,6 +13,7 @@ from ops.cli.errors import CommandError, Unreachable, masked
 if TYPE_CHECKING:  # `--help` must answer before the bus is imported.
     from broker.bus.base import Bus
     from broker.bus.nats import NatsBus
+    from broker.bus.nats_wire import Credentials
 
 URL = "nats://127.0.0.1:4222"
 
@@ -39,8 +40,10 @@ HERE = Cluster()
 
 
 @asynccontextmanager
-async def connected(cluster: Cluster) -> AsyncGenerator["NatsBus"]:
-    """Connect for the time of one command. Raises Unreachable."""
+async def connected(
+    cluster: Cluster, credentials: "Credentials | None" = None
+) -> AsyncGenerator["NatsBus"]:
+    """Connect for the time of one command; `cluster.creds` goes first. Raises Unreachable."""
     from broker.bus.base import BusError
     from broker.bus.nats import connect
     from broker.bus.nats_wire import Credentials, RefusedCredentials
@@ -50,7 +53,7 @@ async def connected(cluster: Cluster) -> AsyncGenerator["NatsBus"]:
         bus = await connect(
             cluster.url,
             name="inferlane-cli",
-            credentials=Credentials(creds_file=cluster.creds),
+            credentials=Credentials(creds_file=cluster.creds) if cluster.creds else credentials,
             connect_timeout_s=CONNECT_S_MAX,
         )
     except RefusedCredentials as error:

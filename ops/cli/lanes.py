@@ -1,7 +1,6 @@
 """`inferlane lanes`: what waits and runs in each lane, and which quota row is full."""
 
 import asyncio
-from collections.abc import Iterable
 from typing import Annotated
 
 import cyclopts
@@ -64,15 +63,17 @@ def show(data: bytes, *, lane: str | None, as_json: bool) -> None:
         message = f"no such lane: {lane}.{nearest(lane, names)} Known: {', '.join(names)}"
         raise CommandError(message)
     out = console()
-    out.print(table("", QUEUE_HEADS, (_queue(one, queue) for one, queue in _queues(chosen))))
+    out.print(table("", QUEUE_HEADS, [row for one in chosen for row in _lane_rows(one)]))
     rows = {row.row: row for one in chosen for row in one.rows}
     if rows:
         out.print(table("", ROW_HEADS, map(_row, rows.values())))
 
 
-def _queues(lanes: Iterable[LaneView]) -> list[tuple[LaneView, QueueView]]:
-    pairs = [(lane, queue) for lane in lanes for queue in lane.queues]
-    return sorted(pairs, key=lambda pair: (pair[0].lane, pair[1].band, pair[1].model))
+def _lane_rows(lane: LaneView) -> list[tuple[str, ...]]:
+    if not lane.queues:
+        return [(lane.lane, "", "(no job yet)", "", "", "", "")]
+    ordered = sorted(lane.queues, key=lambda queue: (queue.band, queue.model))
+    return [_queue(lane, queue) for queue in ordered]
 
 
 def _queue(lane: LaneView, queue: QueueView) -> tuple[str, ...]:

@@ -31,8 +31,13 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Ta
     for head in heads:
         made.add_column(head.removesuffix(">"), justify="right" if head.endswith(">") else "left")
     for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*(Text(printable(cell)) for cell in row))
     return made
+
+
+def printable(text: str) -> str:
+    """Replace what a terminal would obey or hide: names and details come from elsewhere."""
+    return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def say(text: str) -> None:
@@ -57,7 +62,11 @@ def json_text(data: bytes) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration: `40 ms`, `3.2 s`, `4 min 5 s`, `2 h 3 min`."""
+    """Write a duration: `0.4 ms`, `40 ms`, `3.2 s`, `4 min 5 s`, `2 h 3 min`."""
+    if seconds == 0:
+        return "0 s"
+    if seconds < 0.01:  # noqa: PLR2004  # Below, a tenth of a millisecond matters.
+        return f"{seconds * 1000:.1f} ms"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:  # noqa: PLR2004  # Seconds of a minute.

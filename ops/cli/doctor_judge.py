@@ -1,0 +1,279 @@
+"""What `doctor` makes of the facts: pure, a finding for each."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from broker.bus.nats_streams import stream_config
+from broker.wire import subjects
+from broker.wire.codec import MESSAGE_BYTES_MAX
+from ops.cli.doctor_facts import Facts, wanted_streams
+from ops.cli.doctor_findings import Finding, fail, ok, warn
+from ops.cli.output import duration, size
+
+RTT_S_MAX = 0.05
+"""Beyond it each of a job's steps waits: a server in another region."""
+
+CLOCK_S_WARN = 1.0
+CLOCK_S_MAX = 30.0
+"""Deadlines and waits are counted on these clocks."""
+
+SIGNAL_S_MAX = 3.0
+"""A worker silent for longer gets nothing new (policy.leases.lease_s)."""
+
+DISK_RATIO_MAX = 0.9
+
+MILLION = 1_000_000
+
+JOB_BYTES_EXTRA = 250
+"""What a stored job has around its request (measured: 230 bytes, and 3 % for prefix blocks)."""
+
+RESULT_BYTES = 1_500
+"""A stored result: 370 bytes around an answer of some 250 tokens."""
+
+SIZES = frozenset(
+    {"max_bytes", "max_age", "max_msgs_per_subject", "num_replicas", "duplicate_window"}
+)
+"""Settings that a configuration may choose; the others no cluster may have different. (A bound of
+one message, as results have, is no choice either.)"""
+
+
+def judge(facts: Facts, *, line_bytes: int) -> Iterator[Finding]:
+    """Judge everything."""
+    yield from _server(facts)
+    if not facts.server.jetstream:
+        return
+    yield from _durability(facts)
+    yield from _streams(facts)
+    yield from _room(facts, line_bytes=line_bytes)
+    yield from _broker(facts)
+    yield from _workers(facts)
+    yield from _clocks(facts)
+    yield from _dead_letters(facts)
+
+
+def _server(facts: Facts) -> Iterator[Finding]:
+    server = facts.server
+    where = f"nats-server {server.version}" + (f" of {server.cluster}" if server.cluster else "")
+    if facts.rtt_s > RTT_S_MAX:
+        found = f"{where}, {duration(facts.rtt_s)} away"
+        yield warn("nats", found, "put broker and workers near the server: each step is a trip")
+    else:
+        yield ok("nats", f"{where}, {duration(facts.rtt_s)} away")
+    if not server.jetstream:
+        to_do = "start it with a `jetstream { store_dir: ... }` block, as in ops/nats/single.conf"
+        yield fail("nats", "JetStream is off: no job can be stored", to_do)
+    if server.payload_bytes_max < MESSAGE_BYTES_MAX:
+        found = f"max_payload is {size(server.payload_bytes_max)}: larger requests are refused"
+        yield warn("nats", found, "set `max_payload: 8MB` in the server's configuration")
+    else:
+        yield ok("nats", f"max_payload is {size(server.payload_bytes_max)}")
+
+
+def _durability(facts: Facts) -> Iterator[Finding]:
+    known, replicas = facts.durability, _replicas(facts)
+    if known.sync_s is None:
+        found = (
+            "not known how often the server flushes to disk; by default every 2 min, and a power"
+            " cut then loses up to 2 min of accepted jobs and results"
+        )
+        to_do = "say --monitor http://HOST:8222 or --nats-config FILE, to have this judged"
+        yield warn("durability", found, to_do)
+    elif replicas == 1 and known.sync_s == 0:
+        found = f"flushed at each write ({known.source}): a power cut loses no accepted job"
+        yield ok("durability", found)
+    elif replicas == 1:
+        found = (
+            f"one copy, flushed {known.told} ({known.source}): a power cut loses up to"
+            f" {duration(known.sync_s)} of accepted jobs and results; a killed server loses none"
+        )
+        to_do = (
+            "set `sync_interval: always` in the server's jetstream block (good for some 1,600"
+            " jobs/s), or run three servers with replicas = 3 and `1s`"
+        )
+        yield warn("durability", found, to_do)
+    elif known.sync_s <= 1:
+        found = (
+            f"{replicas} copies, flushed {known.told} ({known.source}): losing one server loses"
+            f" nothing; a power cut of all at once loses up to {duration(known.sync_s)}"
+        )
+        yield ok("durability", found)
+    else:
+        found = (
+            f"{replicas} copies, flushed {known.told} ({known.source}): a power cut of all at once"
+            f" loses up to {duration(known.sync_s)} of accepted jobs and results"
+        )
+        yield warn("durability", found, "set `sync_interval: 1s` in each jetstream block")
+
+
+def _replicas(facts: Facts) -> int:
+    counts = [int(one.config.get("num_replicas", 1)) for one in facts.streams.values()]
+    return min(counts, default=1 if facts.config is None else facts.config.nats.replicas)
+
+
+def _streams(facts: Facts) -> Iterator[Finding]:
+    if not facts.offers:
+        found = facts.no_cluster or "no lanes: no broker has run here yet"
+        to_do = "start a broker once: it makes the streams of its lanes"
+        yield fail("streams", found, to_do)
+        return
+    wrong = 0
+    for spec in wanted_streams(facts):
+        stream = facts.streams.get(spec.name)
+        if stream is None:
+            wrong += 1
+            to_do = "start the broker again: it makes what is missing"
+            yield fail("streams", f"{spec.name} is not there", to_do)
+            continue
+        found = _differences(stream_config(spec), stream.config, sizes=facts.config is not None)
+        if found:
+            wrong += 1
+            to_do = "start the broker again: it brings streams up to date; an old server refuses"
+            yield fail("streams", f"{spec.name}: {found}", to_do)
+    if not wrong:
+        how = "as configured" if facts.config else "as they must be (sizes: give --config)"
+        lanes = f"{len(facts.offers)} lane{'' if len(facts.offers) == 1 else 's'}"
+        yield ok("streams", f"{len(facts.streams)} streams of {lanes}, set {how}")
+
+
+def _differences(wanted: Mapping[str, object], present: Mapping[str, Any], *, sizes: bool) -> str:
+    found: list[str] = []
+    for name, value in wanted.items():
+        if name in SIZES and not sizes and value != 1:
+            continue
+        # The server leaves out what is false or zero.
+        given = present.get(name, type(value)())
+        if name == "max_msgs_per_subject" and given > value:
+            continue  # Never lowered: the server would delete the oldest.
+        if name == "subjects" and sorted(given) == sorted(cast("list[str]", value)):
+            continue  # Order means nothing.
+        if given != value:
+            found.append(f"{name} is {given!r}, not {value!r}")
+    return "; ".join(found)
+
+
+def _room(facts: Facts, *, line_bytes: int) -> Iterator[Finding]:
+    yield from _disk(facts)
+    batch = _of_kind(facts, "BATCH_")
+    stored = sum(facts.streams[name].messages for name in batch)
+    if stored:
+        job_bytes = sum(facts.streams[name].stored_bytes for name in batch) / stored
+        whence = f"{size(job_bytes)} each, as those queued now"
+    else:
+        job_bytes = line_bytes + JOB_BYTES_EXTRA
+        whence = f"{size(line_bytes)} each; --line-bytes for others"
+    needed = MILLION * (job_bytes + RESULT_BYTES)
+    yield ok("disk", f"a million batch lines take about {size(needed)} ({whence})")
+    bounds = [int(facts.streams[name].config.get("max_bytes", -1)) for name in batch]
+    smallest = min((bound for bound in bounds if bound > 0), default=0)
+    if smallest and smallest < MILLION * job_bytes:
+        found = f"a lane's batch stream holds about {smallest / job_bytes:,.0f} such lines"
+        to_do = "raise streams.batch_bytes_max for more; a full stream makes producers wait"
+        yield warn("disk", found, to_do)
+
+
+def _disk(facts: Facts) -> Iterator[Finding]:
+    used = sum(one.stored_bytes for one in facts.streams.values())
+    reserved = sum(max(0, int(one.config.get("max_bytes", 0))) for one in facts.streams.values())
+    free = facts.disk_free_bytes
+    limit = facts.durability.storage_bytes_max
+    if limit is not None and reserved > limit * DISK_RATIO_MAX:
+        found = f"the streams may grow to {size(reserved)}, and the server allows {size(limit)}"
+        yield warn(
+            "disk", found, "raise `max_file` of the server, or lower the bounds of [streams]"
+        )
+    if free is None:
+        found = f"the streams hold {size(used)} of {size(reserved)} allowed"
+        yield ok("disk", f"{found}; free space not known (--monitor, on the server's host)")
+    elif free < reserved - used:
+        found = f"the streams may grow by {size(reserved - used)}, and the disk has {size(free)}"
+        yield warn("disk", found, "make room, or lower the bounds of [streams]")
+    else:
+        yield ok("disk", f"the streams hold {size(used)} of {size(reserved)}; {size(free)} free")
+
+
+def _of_kind(facts: Facts, prefix: str) -> list[str]:
+    return [name for name in facts.streams if name.startswith(prefix)]
+
+
+def _broker(facts: Facts) -> Iterator[Finding]:
+    status = facts.status
+    if status is None:
+        yield fail("broker", facts.no_leader or "no broker answers", "")
+    else:
+        found = (
+            f"epoch {status.epoch} leads; {status.inflight_jobs:,} jobs run,"
+            f" {status.held_jobs:,} held ({size(status.held_bytes)})"
+        )
+        yield ok("broker", found)
+    if facts.config is None or not facts.page:
+        return
+    address = f"{facts.config.broker.http_host}:{facts.config.broker.http_port}"
+    if facts.page == "something else":
+        to_do = "set broker.http_port to a free port (0 takes any)"
+        yield fail("ports", f"{address} is taken by something that is no broker", to_do)
+    elif facts.page == "nothing":
+        yield ok("ports", f"{address} is free for a broker's status page here")
+    else:
+        yield ok("ports", f"status page at http://{address}: {facts.page}")
+
+
+def _workers(facts: Facts) -> Iterator[Finding]:
+    if facts.status is None:
+        return
+    ready = {one.worker for one in facts.workers if one.phase == "live" and one.ready}
+    if not facts.workers:
+        yield fail("workers", "none", "start `inferlane worker` beside each engine")
+        return
+    for one in sorted(facts.workers, key=lambda worker: worker.worker):
+        if one.phase != "live" or one.signal_age_s > SIGNAL_S_MAX:
+            found = f"{one.worker} is {one.phase}, last heard {duration(one.signal_age_s)} ago"
+            yield warn("workers", found, f"look at the agent's log on the host of {one.worker}")
+        elif not one.ready:
+            found = f"{one.worker} is alive and not ready: its engine loads, or does not answer"
+            yield warn("workers", found, f"look at the engine of {one.worker}")
+    yield ok("workers", f"{len(ready)} of {len(facts.workers)} ready")
+    served = {model for one in facts.workers if one.worker in ready for model in one.models}
+    for offer in facts.offers:
+        missing = sorted(set(offer.models) - served)
+        if missing:
+            found = f"no ready worker serves {', '.join(missing)} of lane {offer.lane}: jobs wait"
+            yield fail("workers", found, "start a worker for it, or take it from the lane's models")
+
+
+def _clocks(facts: Facts) -> Iterator[Finding]:
+    clocks = {f"worker {name}": ahead_s for name, ahead_s in sorted(facts.workers_ahead_s.items())}
+    if facts.server_ahead_s is not None:
+        clocks["the NATS server"] = facts.server_ahead_s
+    if facts.broker_ahead_s is not None:
+        clocks["the broker"] = facts.broker_ahead_s
+    worst = 0.0
+    for who, ahead_s in clocks.items():
+        off_s = abs(ahead_s)
+        worst = max(worst, off_s)
+        found = f"{who} is {duration(off_s)} {'ahead of' if ahead_s > 0 else 'behind'} this clock"
+        to_do = "run NTP (chrony) there and here: deadlines and waits are counted on these clocks"
+        if off_s > CLOCK_S_MAX:
+            yield fail("clocks", found, to_do)
+        elif off_s > CLOCK_S_WARN:
+            yield warn("clocks", found, to_do)
+    if clocks and worst <= CLOCK_S_WARN:
+        yield ok("clocks", f"{len(clocks)} compared with this one, {duration(worst)} off at most")
+    for one in facts.workers:
+        if one.phase == "live" and one.worker not in facts.workers_ahead_s:
+            found = f"no heartbeat of {one.worker} was heard here, though the broker hears it"
+            to_do = "listen longer (--listen-s 10), or look at the permissions of this connection"
+            yield warn("workers", found, to_do)
+
+
+def _dead_letters(facts: Facts) -> Iterator[Finding]:
+    waiting = {
+        offer.lane: facts.streams[name].messages
+        for offer in facts.offers
+        if (name := subjects.dead_letters_stream(offer.lane)) in facts.streams
+    }
+    for lane, count in waiting.items():
+        if count:
+            found = f"{count:,} in lane {lane}: jobs given up, waiting for somebody"
+            yield warn("dlq", found, f"inferlane dlq list {lane}")
+    if waiting and not any(waiting.values()):
+        yield ok("dlq", "no dead letters")
