@@ -80,6 +80,11 @@ class ClientConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A larger body is parsed and hashed in a thread: it would hold up the loop for over a
     millisecond."""
 
+    @property
+    def scope(self) -> str:
+        """The cache scope to ask for: empty for the lane's own."""
+        return CLUSTER_SCOPE if self.cache_scope == "cluster" else ""
+
 
 class NatsLink(Struct, frozen=True, kw_only=True):
     """How to reach the message server: the part of `[nats]` that a producer needs."""
@@ -90,11 +95,6 @@ class NatsLink(Struct, frozen=True, kw_only=True):
     password: str = ""
     creds_file: str = ""
     """Path of a NATS credentials file, instead of user and password."""
-
-    @property
-    def scope(self) -> str:
-        """The cache scope to ask for: empty for the lane's own."""
-        return CLUSTER_SCOPE if self.cache_scope == "cluster" else ""
 
 
 class ProducerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
