@@ -80,7 +80,7 @@ async def run_demo(
         try:
             await until_ready(bus, workers=scenario.workers)
             progress.stage = "running"
-            seen = await _under_load(bus, cluster, plan, scenario, options, progress, show)
+            seen = await _under_load(bus, plan, scenario, options, progress, show)
             lanes = [
                 await read_lane(bus, lane, bands=BANDS)
                 for lane in (setting.ONLINE_LANE, setting.OFFLINE_LANE)
@@ -149,7 +149,6 @@ async def ask(bus: Bus, verb: str) -> dict[str, object]:
 
 async def _under_load(
     bus: Bus,
-    cluster: LocalCluster,
     plan: LoadPlan,
     scenario: Scenario,
     options: DemoOptions,
@@ -162,7 +161,7 @@ async def _under_load(
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(_watch(bus, progress, show))
         async with asyncio.TaskGroup() as load:
-            load.create_task(_run_batch(cluster, plan, scenario, options, seen, progress))
+            load.create_task(_run_batch(plan, scenario, options, seen, progress))
             load.create_task(_run_chats(bus, plan, seen, progress))
         watching.cancel()
     seen.span_s = time.monotonic() - began_s
@@ -212,7 +211,6 @@ async def _chat(client: Client, chat: Chat, seen: Seen, progress: Progress) -> N
 
 
 async def _run_batch(
-    cluster: LocalCluster,
     plan: LoadPlan,
     scenario: Scenario,
     options: DemoOptions,
@@ -224,8 +222,8 @@ async def _run_batch(
     source.write_bytes(b"\n".join(plan.batch_lines) + b"\n")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ops.cli.main", "batch", "run", str(source)),
-        *("--lane", setting.OFFLINE_LANE, "--output", str(output), "--url", cluster.url),
-        *("--concurrency", str(scenario.batch_concurrency), "--cache-scope", CLUSTER_SCOPE),
+        *("--config", str(options.folder / "inferlane.toml"), "--lane", setting.OFFLINE_LANE),
+        *("--output", str(output), "--concurrency", str(scenario.batch_concurrency)),
         stdin=DEVNULL,
         stdout=DEVNULL,
         stderr=PIPE,

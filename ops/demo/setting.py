@@ -42,6 +42,9 @@ name = "{offline}"
 band = 1
 queued_jobs_max = 400
 
+[producer.client]
+cache_scope = "cluster"
+
 [worker]
 worker = "worker"
 engine = "{engine}"
