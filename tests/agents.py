@@ -12,6 +12,7 @@ from broker.wire import subjects
 from broker.wire.codec import decode, decode_note, decode_out, encode
 from broker.wire.ids import job_key
 from broker.wire.messages import (
+    Abort,
     Attempt,
     AttemptEnded,
     Dispatch,
@@ -20,6 +21,7 @@ from broker.wire.messages import (
     Job,
     Load,
     OutEvent,
+    Reason,
     TerminalRecord,
     Usage,
     WorkerNote,
@@ -244,6 +246,18 @@ class Stage:
         data = order if isinstance(order, bytes) else encode(order)
         reply = await self.bus.request(subjects.work(WORKER), data, timeout_s=timeout_s)
         return decode(reply.data, WorkReply)
+
+    async def abort(self, reason: Reason, *, job_id: str = "job-1", number: int = 1) -> WorkReply:
+        """Order the worker to stop an attempt."""
+        return await self.order(
+            Abort(
+                epoch=1,
+                number=self.next_number(),
+                key=job_key(LANE, job_id),
+                attempt=an_attempt(number),
+                reason=reason,
+            )
+        )
 
     def ended(self, job_id: str) -> list[Finished]:
         """Ends that notes told of a job."""
