@@ -137,6 +137,11 @@ class Client:
     # ---- for callers ----------------------------------------------------------------------------
 
     @property
+    def connected(self) -> bool:
+        """Whether the link to the server stands."""
+        return self._bus.connected
+
+    @property
     def offer(self) -> LaneOffer | None:
         """What the lane offers (models, bands, largest body); None before a broker wrote it."""
         return self._door.offer

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
+import orjson
 
 from producers.request import ENDPOINTS
 
@@ -77,7 +78,7 @@ def parse_line(text: bytes, number: int, *, endpoint: str) -> Request | BadLine:
     try:
         line = _lines.decode(text)
     except msgspec.ValidationError as error:
-        return _bad(number, _id_of(text), Code.INVALID_REQUEST, str(error))
+        return _no_request(text, number, error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _bad(number, None, Code.INVALID_JSON_LINE, str(error))
     known_id = line.custom_id
@@ -103,6 +104,15 @@ def bad(number: int, custom_id: str | None, code: Code, said: str) -> BadLine:
 
 def _bad(number: int, custom_id: str | None, code: Code, said: str) -> BadLine:
     return BadLine(number, custom_id, code, f"line {number}: {said}")
+
+
+def _no_request(text: bytes, number: int, error: msgspec.ValidationError) -> BadLine:
+    """Tell a line that is JSON of another shape from one that breaks off after a wrong field."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError as broken:
+        return _bad(number, None, Code.INVALID_JSON_LINE, str(broken))
+    return _bad(number, _id_of(text), Code.INVALID_REQUEST, str(error))
 
 
 def _id_of(text: bytes) -> str | None:

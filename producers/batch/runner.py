@@ -33,6 +33,7 @@ from producers.errors import (
     ResultTimeout,
     UnknownLane,
     UnknownModel,
+    Unreachable,
 )
 from producers.request import Wish, build_job
 from producers.ticket import Ticket
@@ -219,15 +220,30 @@ class _Run:
 
     async def _run_lines(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(self._interrupt_on_stop())
+            watches = [
+                tasks.create_task(self._interrupt_on_stop()),
+                tasks.create_task(self._give_up_on_outage()),
+            ]
             async with asyncio.TaskGroup() as lines:
                 await self._feed(lines)
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     async def _interrupt_on_stop(self) -> None:
         await self._stop.wait()
         message = "stopped by the user"
         raise Interrupted(message)
+
+    async def _give_up_on_outage(self) -> None:
+        """End the run when the server is out of reach for as long as a submission would try."""
+        patience_s = self._client.config.submit_s
+        connected_at_s = time.monotonic()
+        while time.monotonic() < connected_at_s + patience_s:
+            await asyncio.sleep(min(1.0, patience_s / 4))
+            if self._client.connected:
+                connected_at_s = time.monotonic()
+        message = f"the message server was out of reach for {patience_s:.0f} s"
+        raise Unreachable(message)
 
     async def _feed(self, lines: asyncio.TaskGroup) -> None:
         """Read windows, one ahead, and set their lines going as room allows."""

@@ -13,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from producers.batch.errors import BatchError, InputUnusable, OutputUnusable
+from producers.batch.errors import InputUnusable, OutputUnusable
 from producers.batch.lines import Code
 from producers.batch.outcome import Ended
 from producers.batch.plan import WINDOW_S, Plan
@@ -46,12 +46,8 @@ class Session:
         with ExitStack() as stack:
             self.results = stack.enter_context(Results(plan.output, plan.errors))
             self.state = stack.enter_context(State(plan.state))
-            try:
-                self.identity = self._begin() if self.state.identity is None else self._resume()
-            except BatchError:
-                if self.state.identity is None:
-                    self._remove_new()
-                raise
+            stack.callback(self._remove_unbegun)
+            self.identity = self._begin() if self.state.identity is None else self._resume()
             if retry:
                 self._put_back_failed()
             self._stack = stack.pop_all()
@@ -135,8 +131,10 @@ class Session:
                 self.state.identity = identity
         return identity
 
-    def _remove_new(self) -> None:
-        """Take away the files of a batch that never began; what others wrote stays."""
+    def _remove_unbegun(self) -> None:
+        """Take away the files of a batch that read no line; what others wrote stays."""
+        if self.state.last_number():
+            return
         if self.results.empty:
             self.plan.output.unlink(missing_ok=True)
         for ending in ("", "-wal", "-shm"):

@@ -50,6 +50,7 @@ class Survey:
 
     digest: str
     lines: int
+    """0 when all are blank."""
     bytes: int
 
 
@@ -58,13 +59,16 @@ def survey(path: str) -> Survey:
     digest = xxhash.xxh3_128()
     lines = size = 0
     last = b""
+    blank = True
     with open_input(path) as source, _told(path):
         while chunk := source.read(READ_BYTES):
             digest.update(chunk)
             lines += chunk.count(b"\n")
             size += len(chunk)
+            blank = blank and not chunk.strip(_BLANK)
             last = chunk[-1:]
-    return Survey(digest.hexdigest(), lines + (last not in {b"", b"\n"}), size)
+    lines += last not in {b"", b"\n"}
+    return Survey(digest.hexdigest(), 0 if blank else lines, size)
 
 
 def read_lines(path: str) -> Iterator[Line]:
