@@ -15,6 +15,7 @@ from broker.bus.base import Bus, Delivery, Pull
 from broker.core.events import Event, JobHeld, JobSpec, QueueDepth
 from broker.service.endings import Endings
 from broker.service.held import DUPLICATES_MAX, Duplicate, Held, Shelf, Stage
+from broker.service.learned import Learned
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode
 from broker.wire.ids import MalformedName, is_token, job_key
@@ -36,6 +37,7 @@ class Intake:
         tell: Callable[[Event], None],
         is_running: Callable[[str], bool],
         failures: Mapping[str, tuple[Failure, ...]],
+        learned: Learned,
         malformed: Callable[[str], None],
         now: Callable[[], float],
     ) -> None:
@@ -45,6 +47,7 @@ class Intake:
         self._tell = tell
         self._is_running = is_running
         self._failures = failures
+        self._learned = learned
         self._malformed = malformed
         self._now = now
 
@@ -108,7 +111,11 @@ class Intake:
             client=job.client,
             session=job.session,
             adapter=job.adapter,
-            prompt_tokens=max(1, job.prompt_tokens),
+            prompt_tokens=self._learned.prompt_tokens(
+                job.model,
+                prompt_blocks=len(job.blocks) // HASH_BYTES,
+                told=job.prompt_tokens,
+            ),
             output_tokens_max=job.output_tokens_max,
             blocks=unpack_hashes(job.blocks),
             enqueued_at_s=delivery.stored_at_s,

@@ -103,6 +103,7 @@ class Leadership:
             tell=self.loop.tell,
             is_running=self.scheduler.is_leased,
             failures=self.book.failures,
+            learned=learned,
             malformed=observer.malformed,
             now=now,
         )

@@ -45,6 +45,13 @@ class Learned:
             sample if known is None else known + WEIGHT * (sample - known)
         )
 
+    def prompt_tokens(self, model: str, *, prompt_blocks: int, told: int) -> int:
+        """Estimate a prompt's tokens: by what its model's prompts really made, else as `told`."""
+        bytes_per_token = self._bytes_per_token.get(model)
+        if bytes_per_token is None or prompt_blocks < BLOCKS_MIN:
+            return max(1, told)
+        return max(1, round((prompt_blocks + 0.5) * BLOCK_BYTES / bytes_per_token))
+
     def cached_token_ratio(self, worker: str) -> float:
         """Share of a worker's prompt tokens that came from its cache; 0 before its first job."""
         prompt, cached = self._tokens.get(worker, (0, 0))

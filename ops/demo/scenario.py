@@ -154,8 +154,9 @@ def load_scenario(path: Path = SCENARIO) -> Scenario:
 def plan_load(scenario: Scenario, *, model: str, bytes_per_token: float) -> LoadPlan:
     """Make the requests. `bytes_per_token`: 1 for the tiny model, 4 for a usual one."""
     rng = random.Random(scenario.seed)
+    words = random.Random(scenario.seed + 1)  # Apart, so that longer texts don't shift arrivals.
     prompts = [
-        _text(rng, int(scenario.system_prompt_tokens * bytes_per_token))
+        _text(words, int(scenario.system_prompt_tokens * bytes_per_token))
         for _ in range(scenario.system_prompts)
     ]
     chats: list[Chat] = []
@@ -164,7 +165,7 @@ def plan_load(scenario: Scenario, *, model: str, bytes_per_token: float) -> Load
     for number in range(scenario.requests):
         at_s += rng.expovariate(scenario.requests_per_s)
         system = rng.choice(prompts)
-        question = _text(rng, int(scenario.question_tokens * bytes_per_token))
+        question = _text(words, int(scenario.question_tokens * bytes_per_token))
         is_batch = rng.random() < scenario.batch_share
         tokens = scenario.batch_output_tokens if is_batch else scenario.chat_output_tokens
         body: dict[str, object] = {
