@@ -46,6 +46,7 @@ def drain(
     if undo and wait:
         message = "--undo is done at once: leave out --wait"
         raise Misused(message)
+    _require_name(worker)
     asyncio.run(_drain(worker, undo=undo, wait_s=wait_s_max if wait else None, cluster=cluster))
 
 
@@ -56,18 +57,22 @@ async def _drain(worker: str, *, undo: bool, wait_s: float | None, cluster: Clus
             await until_drained(bus, worker, wait_s=wait_s)
 
 
+def _require_name(worker: str) -> None:
+    from broker.wire.ids import MalformedName, require_token
+
+    try:
+        require_token(worker, what="worker")
+    except MalformedName as error:
+        raise Misused(str(error)) from error
+
+
 async def order(bus: "Bus", worker: str, *, draining: bool) -> None:
     """Ask the broker to drain a worker, or to take it back."""
     from broker.wire.codec import encode
-    from broker.wire.ids import MalformedName, require_token
     from broker.wire.messages import DrainRequest
     from ops.cli.output import say
 
-    try:
-        name = require_token(worker, what="worker")
-    except MalformedName as error:
-        raise Misused(str(error)) from error
-    await ask(bus, "drain", encode(DrainRequest(worker=name, draining=draining)))
+    await ask(bus, "drain", encode(DrainRequest(worker=worker, draining=draining)))
     say(f"{worker} is draining" if draining else f"{worker} takes jobs again")
 
 

@@ -24,6 +24,7 @@ EXIT_CODES = (
 )
 
 _PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/@\s]*(@)")
+_TOKEN = re.compile(r"://[^/@:\s]+@")
 
 
 class CommandError(Exception):
@@ -75,5 +76,5 @@ def explain(error: BaseException) -> tuple[str, ExitCode]:
 
 
 def masked(text: str) -> str:
-    """Hide the passwords of URLs."""
-    return _PASSWORD.sub(r"\1***\2", text)
+    """Hide the passwords and tokens of URLs."""
+    return _TOKEN.sub("://***@", _PASSWORD.sub(r"\1***\2", text))

@@ -66,7 +66,7 @@ def _is_tables(value: object) -> bool:
 
 def _key(key: str) -> str:
     bare = key and all(char.isascii() and (char.isalnum() or char in "-_") for char in key)
-    return key if bare else json.dumps(key)
+    return key if bare else _value(key)
 
 
 def _value(value: object) -> str:

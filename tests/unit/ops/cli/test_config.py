@@ -1,0 +1,86 @@
+"""`inferlane config`: check says what is wrong and what to look at; show says what counts."""
+
+import tomllib
+from pathlib import Path
+
+import orjson
+import pytest
+
+from ops.cli.main import main
+
+VALID = '[policy]\nmodels = ["tiny"]\n[[policy.lanes]]\nname = "acme"\n'
+ROW = "[[policy.quotas]]\nband = 1\ninflight_jobs_max = 9\n"
+
+
+def _file(folder: Path, text: str) -> str:
+    path = folder / "f.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_file_that_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, and code 0."""
+    file = _file(tmp_path, VALID + ROW)
+    assert main(["config", "check", file]) == 0
+    assert capsys.readouterr() == (f"{file}: ok: 1 lane, 1 model, 1 quota row\n", "")
+
+
+def test_file_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every mistake is a line of its own, with file and line."""
+    file = _file(tmp_path, VALID + 'models = ["x"]\nbands = [1, 1]\n')
+    assert main(["config", "check", file]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[0].startswith(f"inferlane: {file}:5: policy.lanes[0].models[0]: ")
+    assert err.splitlines()[1].startswith(f"{file}:6: policy.lanes[0].bands[1]: ")
+
+
+def test_table_of_the_worker_is_judged_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file, one check: the agent's own rules hold for its table."""
+    file = _file(tmp_path, '[worker]\nworker = "w1"\nslots = 0\n')
+    assert main(["config", "check", file]) == 2
+    assert f"{file}:3: worker.slots: 0 is not allowed" in capsys.readouterr().err
+    good = _file(tmp_path, '[worker]\nworker = "w1"\nslots = 2\n')
+    assert main(["config", "check", good]) == 0
+    assert "0 lanes, 0 models, 0 quota rows, a worker" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "told"),
+    [
+        (VALID, 0o600, "no [[policy.quotas]]"),
+        (VALID + ROW + '[broker]\nhttp_host = "0.0.0.0"\n', 0o600, "listens on 0.0.0.0; it has no"),
+        (VALID + ROW + '[nats]\nurl = "nats://a,nats://b"\n', 0o600, "2 servers and replicas = 1"),
+        (VALID + ROW + '[nats]\nuser = "u"\npassword = "p"\n', 0o644, "others may read it: chmod"),
+    ],
+)
+def test_what_may_not_be_meant(
+    text: str, mode: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Allowed, and noted: the code is 0."""
+    file = _file(tmp_path, text)
+    Path(file).chmod(mode)
+    assert main(["config", "check", file]) == 0
+    notes = [one for one in capsys.readouterr().out.splitlines() if one.startswith("note: ")]
+    assert len(notes) == 1
+    assert told in notes[0]
+
+
+def test_shown_as_toml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All values, defaults included, as a file that could be used."""
+    assert main(["config", "show", _file(tmp_path, VALID)]) == 0
+    told = tomllib.loads(capsys.readouterr().out)
+    assert told["policy"]["lanes"][0]["weight"] == 1.0
+    assert told["broker"]["leader_ttl_s"] == 5.0
+
+
+def test_shown_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same for scripts, passwords hidden."""
+    file = _file(tmp_path, VALID + '[nats]\nuser = "u"\npassword = "hunter2"\n')
+    assert main(["config", "show", file, "--json"]) == 0
+    told = orjson.loads(capsys.readouterr().out)
+    assert told["nats"]["password"] == "***"
+    assert told["policy"]["models"] == ["tiny"]
