@@ -307,7 +307,10 @@ class Bus(Protocol):
     def messages(
         self, stream: str, *, subject: str = ">", first_sequence: int = 1
     ) -> AsyncIterator[StoredMessage]:
-        """Walk what a stream holds now, in order, by direct get; ends after the newest."""
+        """Walk what a stream holds now, in order, by direct get; ends after the newest.
+
+        Raises NotFound (no such stream), NoStream, Timeout, LinkDown.
+        """
         ...
 
     # work queues

@@ -23,9 +23,6 @@ OPERATION_HEADER = "KV-Operation"
 TOMBSTONE_TTL_S = 60.0
 """A deleted key leaves a mark this long, then nothing: buckets of short-lived keys stay small."""
 
-_CREATE_TRIES_MAX = 3
-"""A tombstone may expire between the look at it and the write; a rival's write ends the tries."""
-
 
 def bucket_stream(spec: BucketSpec) -> StreamSpec:
     """Specify the stream behind a bucket."""
@@ -93,15 +90,12 @@ class StreamBuckets(ABC):
 
     async def kv_create(self, bucket: str, key: str, value: bytes, *, ttl_s: float = 0.0) -> int:
         """Write a key that is not there; returns the revision. Raises WrongSequence."""
-        revision = 0
-        for tries_left in reversed(range(_CREATE_TRIES_MAX)):
-            try:
-                return await self.kv_update(bucket, key, value, revision=revision, ttl_s=ttl_s)
-            except WrongSequence:
-                if not tries_left:
-                    raise
-                revision = await self._free_revision(bucket, key)
-        raise AssertionError
+        try:
+            return await self.kv_update(bucket, key, value, revision=0, ttl_s=ttl_s)
+        except WrongSequence:
+            # It may be a tombstone that stands there.
+            revision = await self._free_revision(bucket, key)
+        return await self.kv_update(bucket, key, value, revision=revision, ttl_s=ttl_s)
 
     async def _free_revision(self, bucket: str, key: str) -> int:
         """Revision at which an absent key may be written. Raises WrongSequence if it is there."""

@@ -315,7 +315,7 @@ class MemoryBus(StreamBuckets):
     ) -> AsyncIterator[StoredMessage]:
         """Walk what a stream holds now, in order."""
         await self._turn()
-        held = self._readable(stream).matching(subject, first_sequence=first_sequence)
+        held = self.server.stream(stream).matching(subject, first_sequence=first_sequence)
         for message in list(held):
             yield message
 

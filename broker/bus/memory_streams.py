@@ -204,11 +204,6 @@ class MemoryStream:
         """Say whether a message on this subject belongs here."""
         return any(subject_matches(pattern, subject) for pattern in self.spec.subjects)
 
-    def close(self) -> None:
-        """Stop the timers."""
-        for consumer in self.consumers.values():
-            consumer.close()
-
 
 def _size_bytes(subject: str, data: bytes, headers: Mapping[str, str]) -> int:
     header_bytes = sum(len(key) + len(value) + 4 for key, value in headers.items())

@@ -311,6 +311,7 @@ class NatsBus(StreamBuckets):
                 return Appended(answer.stream, answer.seq, answer.duplicate)
             if answer.error.err_code != TOO_MANY_REQUESTS:
                 raise error_of(answer.error, what=subject)
+            self.counts["appends_repeated"] += 1
             await asyncio.sleep(TOO_MANY_WAIT_S)
 
     async def last_message(

@@ -36,10 +36,11 @@ PULL_GRACE_S = 1.0
 """How long after its expiry we wait for the server's word on a pull before we write it off."""
 
 TOP_UP_SHARE = 4
-"""Ask when a quarter of the window is free, or nothing is asked for; nats.go asks at a half."""
+"""Ask at once when a quarter of the window is free; nats.go asks at a half."""
 
 TOP_UP_DELAY_S = 0.002
-"""Smaller room is asked for this much later: single releases don't cost a request each."""
+"""Smaller room is asked for this much later: single releases don't cost a request each. Only who
+has his hands full waits for it."""
 
 HEARTBEAT, NO_MESSAGES, EXPIRED = 100, 404, 408
 """Statuses that end no pull (the first) or end it in good order; others (409, 503) refuse it."""
@@ -168,8 +169,9 @@ class NatsPull:
         if self._stopping or room <= 0 or self._back_off_s or not self._link.connected:
             return
         if self._asked * 2 > self._window:
+            # Enough is asked for; the end of a pull brings us here again.
             return
-        if self._asked == 0 or room * TOP_UP_SHARE >= self._window:
+        if room * TOP_UP_SHARE >= self._window:
             self._ask()
         elif self._timer is None:
             self._timer = self._loop.call_later(TOP_UP_DELAY_S, self._ask)

@@ -53,6 +53,9 @@ DELETE_FAILED, STREAM_EXISTS, MESSAGE_TOO_LARGE, TOO_MANY_REQUESTS = 10057, 1005
 WRONG_SEQUENCE = frozenset({10071, 10164})
 """Compare-and-set lost; the second is the wording without a number."""
 
+NOT_NOW = frozenset({10039, 10076, 10008, 10009})
+"""JetStream is not enabled for this account or server, or the cluster has no leader yet."""
+
 NO_ROOM = frozenset({10047, 10028, 10023, 10002})
 """Storage, memory or the account's resources are used up."""
 
@@ -66,6 +69,8 @@ def error_of(error: ApiError, *, what: str) -> BusError:
     match error.err_code:
         case code if code in WRONG_SEQUENCE:
             return WrongSequence(message)
+        case code if code in NOT_NOW:
+            return NoStream(message)
         case code if code in FULL:
             return StreamFull(message)
         case code if code in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, MESSAGE_NOT_FOUND):
@@ -74,15 +79,6 @@ def error_of(error: ApiError, *, what: str) -> BusError:
             return PayloadTooLarge(message)
         case _:
             return BusError(message)
-
-
-class ApiRefusal(Exception):
-    """The API said no; carries its error for who knows what to make of it."""
-
-    def __init__(self, error: ApiError, *, what: str) -> None:
-        super().__init__(what)
-        self.error = error
-        self.what = what
 
 
 class Streams:
@@ -122,7 +118,7 @@ class Streams:
             answer = await self._ask(f"STREAM.UPDATE.{spec.name}", {**present, **wanted})
         if answer.error is not None:
             raise _not_taken(answer.error, spec)
-        _compare(await self.ask(f"STREAM.INFO.{spec.name}"), wanted, what=f"stream {spec.name}")
+        check_taken(await self.ask(f"STREAM.INFO.{spec.name}"), wanted, what=f"stream {spec.name}")
 
     async def stream_state(self, stream: str, *, subject: str = "") -> StreamState:
         """State of a stream, or with `subject` that subject's count in it."""
@@ -151,7 +147,7 @@ class Streams:
         config = consumer_config(spec)
         verb = f"CONSUMER.CREATE.{spec.stream}.{spec.name}.{spec.filter_subject}"
         answer = await self.ask(verb, {"stream_name": spec.stream, "config": config})
-        _compare(answer, config, what=f"consumer {spec.stream}/{spec.name}")
+        check_taken(answer, config, what=f"consumer {spec.stream}/{spec.name}")
 
     async def _delete_consumer(self, stream: str, consumer: str) -> None:
         answer = await self._ask(f"CONSUMER.DELETE.{stream}.{consumer}")
@@ -352,7 +348,8 @@ def _raised(present: Mapping[str, object], wanted: Mapping[str, object]) -> dict
     return {name: -1 if min(now, then) <= 0 else max(now, then)}
 
 
-def _compare(answer: Answer, wanted: Mapping[str, object], *, what: str) -> None:
+def check_taken(answer: Answer, wanted: Mapping[str, object], *, what: str) -> None:
+    """Raise BusError naming the first setting that doesn't stand as wanted."""
     for name, value in wanted.items():
         # The server leaves out what is false or zero.
         given = answer.config.get(name, type(value)())

@@ -154,12 +154,12 @@ class Wire(Client):
             line = f"PUB {subject} {middle}{size}\r\n".encode()
             self.put(b"".join((line, data, b"\r\n")))
 
-    def put(self, command: bytes) -> None:
+    def put(self, command: bytes, *, bounded: bool = True) -> None:
         """Send a command at the end of this turn of the loop. Raises LinkDown."""
         if self._lost is None or self._transport is None:
             message = "the link is lost"
             raise LinkDown(message)
-        if self.waiting_bytes + len(command) > SEND_BYTES_MAX:
+        if bounded and self.waiting_bytes + len(command) > SEND_BYTES_MAX:
             message = f"the server reads too slowly: {self.waiting_bytes} bytes wait for it"
             raise LinkDown(message)
         if not self._out:
@@ -222,7 +222,7 @@ class Wire(Client):
         del priority
         # The answer to a PING of a server that is just leaving: nobody waits for it.
         if self._lost is not None:
-            self.put(cmd)
+            self.put(cmd, bounded=False)
 
     async def _flush_pending(self, force_flush: bool = False) -> None:  # noqa: FBT001, FBT002
         """Nothing to do: what was put leaves at the end of the turn."""
@@ -230,7 +230,7 @@ class Wire(Client):
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         if self._lost is not None:
             self._pong_waiters.append(future or self._loop.create_future())
-            self.put(b"PING\r\n")
+            self.put(b"PING\r\n", bounded=False)
 
     async def _process_pong(self) -> None:
         self._pings_outstanding = 0

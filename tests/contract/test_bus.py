@@ -417,6 +417,8 @@ class TestStreams:
         with pytest.raises(NotFound):
             await world.bus.stream_state("NONE")
         with pytest.raises(NotFound):
+            await anext(aiter(world.bus.messages("NONE")))
+        with pytest.raises(NotFound):
             await world.bus.consumer_state(STREAM, "none")
         with pytest.raises(NotFound):
             await world.bus.ensure_consumer(a_consumer(stream="NONE"))

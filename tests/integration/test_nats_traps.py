@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +125,20 @@ class TestPullNeverStalls:
             await nats_bus.append(SUBJECT, b"")
             await puller.heard.count(number + 1)
         assert time.monotonic() - start_s < nats_pull.PULL_EXPIRES_S
+
+    async def test_single_releases_are_gathered(self, nats_bus: NatsBus) -> None:
+        """Releases one by one, as a busy broker makes them, don't cost a request each."""
+        await nats_bus.ensure_stream(a_stream())
+        await nats_bus.ensure_consumer(a_consumer())
+        await asyncio.gather(*(nats_bus.append(SUBJECT, b"") for _ in range(1000)))
+        puller = await pulling(nats_bus, window=200, hold=True)
+        assert isinstance(puller.pull, nats_pull.NatsPull)
+        for number in range(800):
+            await puller.heard.count(number + 1)
+            puller.pull.release()
+            await asyncio.sleep(0)
+        await puller.heard.count(1000)
+        assert puller.pull.pulls_sent < 100
 
     async def test_expired_pull_is_renewed(
         self, nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
@@ -461,6 +476,19 @@ class TestNothingStale:
         await bus.publish("big", b"")
 
 
+class TestFairness:
+    """A busy publisher lets others run."""
+
+    async def test_publisher_that_never_waits(self, nats_bus: NatsBus) -> None:
+        """A loop of publishes and nothing else lets the loop run before a megabyte or two wait."""
+        ran: list[int] = []
+        asyncio.get_running_loop().call_soon(lambda: ran.append(nats_bus._link.wire._out_bytes))
+        for _ in range(30):
+            await nats_bus.publish("big", bytes(100_000))
+        assert ran
+        assert ran[0] < 1_500_000
+
+
 class TestWindow:
     """Appends outstanding are bounded."""
 
@@ -489,6 +517,17 @@ class TestWindow:
         proxy.thaw()
         await asyncio.gather(*appends)
         await bus.append(SUBJECT, bytes(20_000))
+
+    async def test_server_without_room_is_asked_again(self, tmp_path: Path) -> None:
+        """A burst that the server has no room to look at (429) is sent again, and all is stored."""
+        narrow = f'jetstream {{ store_dir: "{tmp_path}", max_buffered_msgs: 10 }}'
+        with NatsServer(tmp_path, options=ServerOptions(extra=narrow)) as server:
+            bus = await connect(server.url, name="t")
+            await bus.ensure_stream(a_stream(max_msgs_per_subject=5000))
+            await asyncio.gather(*(bus.append(SUBJECT, bytes(2000)) for _ in range(3000)))
+            assert (await bus.stream_state(STREAM)).messages == 3000
+            assert bus.counts["appends_repeated"] > 0
+            await bus.close()
 
     async def test_waiting_for_room_times_out(self, bus: NatsBus, proxy: Proxy) -> None:
         """Who finds no room in time is told, and was not sent."""
@@ -535,6 +574,47 @@ class TestTopologyTraps:
             with pytest.raises(BusError, match="max_file"):
                 await bus.ensure_stream(a_stream(max_bytes=2_000_000))
             await bus.close()
+
+    async def test_account_without_streams(self) -> None:
+        """Where JetStream is not enabled, that is what is said, and `server_info` still answers."""
+        accounts = "accounts { A { users: [{user: a, password: b}] } }"
+        with NatsServer(options=ServerOptions(extra=accounts)) as server:
+            bus = await connect(server.url, name="t", credentials=Credentials("a", "b"))
+            with pytest.raises(NoStream):
+                await bus.ensure_stream(a_stream())
+            assert not (await bus.server_info()).jetstream
+            await bus.close()
+
+    async def test_forbidden_subject_is_counted_and_the_link_stands(self) -> None:
+        """A refusal by permission ends nothing."""
+        users = (
+            "authorization { users: [{user: a, password: b, permissions: "
+            '{ publish: ["ok", "_INBOX.>"], subscribe: ["ok", "_INBOX.>"] }}] }'
+        )
+        with NatsServer(options=ServerOptions(extra=users)) as server:
+            bus = await connect(server.url, name="t", credentials=Credentials("a", "b"))
+            heard = await listening(bus, "ok")
+            await listening(bus, "secret")
+            await bus.publish("secret", b"")
+            await bus.publish("ok", b"")
+            await heard.count(1)
+            assert (bus.counts["link_errors"], bus.counts["links_lost"]) == (2, 0)
+            await bus.close()
+
+    async def test_walk_over_a_lost_link(self, bus: NatsBus, proxy: Proxy) -> None:
+        """A walk that is cut off says so; nothing waits for ever."""
+        await bus.ensure_stream(a_stream())
+        for _ in range(300):
+            await bus.append(SUBJECT, b"")
+        walk = aiter(bus.messages(STREAM))
+        for _ in range(256):
+            await anext(walk)
+        proxy.freeze()
+        more = asyncio.ensure_future(anext(walk))
+        await asyncio.sleep(0.01)
+        proxy.cut()
+        with pytest.raises(LinkDown):
+            await more
 
     async def test_all_settings_stand_on_the_server(self, nats_bus: NatsBus) -> None:
         """New settings reach the server, whatever the client's classes know of."""

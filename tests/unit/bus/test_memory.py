@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from broker.bus.base import LinkDown, Message
+from broker.bus.base import BucketSpec, LinkDown, Message
+from broker.bus.key_value import TOMBSTONE_TTL_S
 from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
 from tests.buses import CONSUMER, STREAM, SUBJECT, Heard, a_consumer, a_stream, pulling
@@ -78,6 +79,31 @@ async def test_handler_that_cuts_its_own_link_hears_no_more() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert heard == [b"1"]
+
+
+async def test_tombstone_that_expires_under_the_hands_of_its_writer() -> None:
+    """A key deleted long ago can be created, even if its mark vanishes in the middle of it."""
+    clock = ManualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_bucket(BucketSpec("B"))
+    await bus.kv_put("B", "k", b"1")
+    await bus.kv_delete("B", "k")
+    # Runs while the creator reads what stands in its way.
+    asyncio.get_running_loop().call_soon(clock.advance, TOMBSTONE_TTL_S + 1)
+    revision = await bus.kv_create("B", "k", b"2")
+    assert (await bus.kv_get("B", "k")).revision == revision
+
+
+async def test_deleted_keys_leave_nothing_after_a_while() -> None:
+    """A bucket of short-lived keys stays small: marks of deletion expire."""
+    clock = ManualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_bucket(BucketSpec("B"))
+    for number in range(10):
+        await bus.kv_put("B", f"k{number}", b"")
+        await bus.kv_delete("B", f"k{number}")
+    clock.advance(TOMBSTONE_TTL_S + 1)
+    assert (await bus.stream_state("KV_B")).messages == 0
 
 
 async def test_closed_connection_leaves_nothing_on_the_server() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from broker.bus.background import Background
 from broker.bus.base import Message
@@ -80,6 +81,19 @@ async def test_handler_that_cancels_itself_is_only_a_failure() -> None:
     await background.close()
 
 
+async def test_handler_at_work_when_the_bus_closes_is_no_failure() -> None:
+    """Cancelled by the close of its bus, a handler is not counted as one that failed."""
+    counts: Counter[str] = Counter()
+    background = Background()
+    subscriber = Subscriber(
+        "news", lambda _: asyncio.sleep(3600), background=background, counts=counts
+    )
+    subscriber.feed(a_message())
+    await asyncio.sleep(0)
+    await background.close()
+    assert counts == Counter()
+
+
 async def test_background_ends_with_its_owner() -> None:
     """Close cancels what runs and waits for it; later work is dropped."""
     background = Background()
@@ -99,8 +113,10 @@ async def test_background_ends_with_its_owner() -> None:
     assert ended == ["first"]
 
 
-async def test_background_failure_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_background_failure_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A background task that fails is logged."""
+    log = CapturingLogger()
+    monkeypatch.setattr("broker.bus.background._log", log)
     background = Background()
 
     async def work() -> None:
@@ -110,7 +126,7 @@ async def test_background_failure_is_not_silent(capsys: pytest.CaptureFixture[st
     background.start(work())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert "background trouble" in capsys.readouterr().out
+    assert str(log.calls[0].kwargs["exc_info"]) == "background trouble"
     await background.close()
 
 
