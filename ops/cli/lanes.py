@@ -71,16 +71,20 @@ def show(data: bytes, *, lane: str | None, as_json: bool) -> None:
 
 def _lane_rows(lane: LaneView) -> list[tuple[str, ...]]:
     if not lane.queues:
-        return [(lane.lane, "", "(no job yet)", "", "", "", "")]
+        return [(_name(lane), "", "(no job yet)", "", "", "", "")]
     ordered = sorted(lane.queues, key=lambda queue: (queue.band, queue.model))
     return [_queue(lane, queue) for queue in ordered]
+
+
+def _name(lane: LaneView) -> str:
+    return f"{lane.lane} (paused)" if lane.paused else lane.lane
 
 
 def _queue(lane: LaneView, queue: QueueView) -> tuple[str, ...]:
     from ops.cli.output import duration
 
     return (
-        f"{lane.lane} (paused)" if lane.paused else lane.lane,
+        _name(lane),
         BANDS[queue.band],
         queue.model,
         f"{queue.queued_jobs:,}",

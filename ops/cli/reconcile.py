@@ -56,4 +56,6 @@ def show(data: bytes, *, as_json: bool) -> None:
         return
     rows = ((one.kind, one.key, one.worker, one.detail) for one in report.differences)
     console().print(table("", HEADS, rows))
-    say(f"Checked {jobs}: {len(report.differences)} differences, {report.repaired} repaired.")
+    count = len(report.differences)
+    found = f"{count} difference{'' if count == 1 else 's'}"
+    say(f"Checked {jobs}: {found}, {report.repaired} repaired.")
