@@ -33,6 +33,9 @@ off)."""
 LEARNING_SHARE = 0.1
 """Weight of the newest request in the average of bytes per token."""
 
+BYTES_PER_TOKEN_MIN, BYTES_PER_TOKEN_MAX = 0.5, 32.0
+"""No tokenizer is outside; an engine that counts nonsense may not distort the capacity."""
+
 LEARNING_BLOCKS_MIN = 4
 """Shorter prompts say more about the chat template than about the text."""
 
@@ -147,6 +150,7 @@ class CacheModel:
             return
         # The last, partial block has no hash: half of one, on average.
         seen = (blocks + 0.5) * BLOCK_BYTES / prompt_tokens
+        seen = min(max(seen, BYTES_PER_TOKEN_MIN), BYTES_PER_TOKEN_MAX)
         share = LEARNING_SHARE if self._learned else 1.0
         self._bytes_per_token += share * (seen - self._bytes_per_token)
         self._learned = True

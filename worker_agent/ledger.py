@@ -113,7 +113,9 @@ class Ended:
     """Of the job's message; empty when it is not ours to acknowledge."""
     renewed_tick_s: float
     beats: int = 0
-    """Heartbeats that carried it since it was confirmed."""
+    """Heartbeats that went out with it since it was confirmed."""
+    is_carried: bool = False
+    """It stands, confirmed, in the report that is on its way."""
 
     @property
     def unacknowledged(self) -> bool:
@@ -196,9 +198,9 @@ class Ledger:
         self._trim()
 
     def reported(self) -> None:
-        """Note that a heartbeat went out: confirmed ends are repeated a few times only."""
+        """Note that the last report went out: confirmed ends are repeated a few times only."""
         for name, ended in list(self._ended.items()):
-            if not ended.unacknowledged:
+            if ended.is_carried:
                 ended.beats += 1
                 if ended.beats >= self.finished_beats:
                     del self._ended[name]
@@ -208,7 +210,9 @@ class Ledger:
         return tuple(running.listed() for running in self.running.values())
 
     def finished(self) -> tuple[Finished, ...]:
-        """List what ended and is not surely known to the broker."""
+        """List, for a report, what ended and is not surely known to the broker."""
+        for ended in self._ended.values():
+            ended.is_carried = not ended.unacknowledged
         return tuple(ended.finished for ended in self._ended.values())
 
     def renewals_due(self, *, before_tick_s: float) -> Iterator[Running | Ended]:

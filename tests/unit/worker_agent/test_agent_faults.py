@@ -1,4 +1,5 @@
 """The bus fails at any step, or the agent is cut off there: nothing is lost, nor told twice."""
+
 import asyncio
 from collections import Counter
 

@@ -4,7 +4,13 @@ from typing import Any
 
 from broker.wire.messages import Usage
 from broker.wire.prefix import unpack_hashes
-from worker_agent.cache_model import MISS_STREAK_MAX, CacheLimits, CacheModel
+from worker_agent.cache_model import (
+    BYTES_PER_TOKEN_MAX,
+    BYTES_PER_TOKEN_MIN,
+    MISS_STREAK_MAX,
+    CacheLimits,
+    CacheModel,
+)
 
 TOKENS_PER_BLOCK = 64
 
@@ -99,6 +105,16 @@ def test_bytes_per_token_are_learned_from_usage() -> None:
     assert run(model, a_chain(1, 8), at_s=1.0, tokens_per_block=256) == 8 * 256
     run(model, a_chain(50, 8), at_s=2.0, tokens_per_block=256)
     assert run(model, a_chain(1, 8), at_s=3.0, tokens_per_block=256) == 2 * 256
+
+
+def test_nonsense_from_an_engine_teaches_within_bounds() -> None:
+    """One token for a long prompt, or a million, is no tokenizer."""
+    model = a_model()
+    run(model, a_chain(1, 10), tokens_per_block=0.1)
+    assert model.tokens_per_block == 256 / BYTES_PER_TOKEN_MAX
+    other = a_model()
+    run(other, a_chain(1, 10), tokens_per_block=1e6)
+    assert other.tokens_per_block == 256 / BYTES_PER_TOKEN_MIN
 
 
 def test_a_prompt_of_few_blocks_teaches_nothing() -> None:

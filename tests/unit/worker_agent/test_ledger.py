@@ -90,6 +90,7 @@ def test_a_settled_end_waits_for_its_ack_for_ever() -> None:
     running = accept(ledger, "a")
     ledger.end(running, an_end(running))
     for _ in range(10):
+        ledger.finished()
         ledger.reported()
     assert [finished.acknowledged for finished in ledger.finished()] == [False]
     ledger.acknowledged("acme.a", an_attempt(1))
@@ -101,10 +102,20 @@ def test_a_confirmed_end_is_repeated_a_few_times_only() -> None:
     ledger = a_ledger(finished_beats=2)
     running = accept(ledger, "a")
     ledger.end(running, an_end(running, outcome=Outcome.RETRY, reason=Reason.STALLED))
-    ledger.reported()
-    assert len(ledger.finished()) == 1
-    ledger.reported()
+    ledger.reported()  # Of a report that was made before.
+    for _ in range(2):
+        assert len(ledger.finished()) == 1
+        ledger.reported()
     assert ledger.finished() == ()
+
+
+def test_an_unsent_report_counts_for_nothing() -> None:
+    """Reports that were made and never went out don't use an end's repetitions up."""
+    ledger = a_ledger(finished_beats=1)
+    running = accept(ledger, "a")
+    ledger.end(running, an_end(running, outcome=Outcome.RETRY, reason=Reason.STALLED))
+    for _ in range(5):
+        assert len(ledger.finished()) == 1
 
 
 def test_too_many_unconfirmed_acks_fill_the_ledger() -> None:

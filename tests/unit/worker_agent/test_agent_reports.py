@@ -1,0 +1,210 @@
+"""What heartbeats say: a broker rebuilds all it needs from them."""
+
+import pytest
+
+from broker.wire.codec import MESSAGE_BYTES_MAX, encode
+from broker.wire.messages import Answer, Attempt, Heartbeat, Job, Kind, Outcome, Usage
+from broker.wire.prefix import pack_hashes, unpack_hashes
+from tests.agents import ScriptedEngine, Stage, a_config, an_agent, an_answer
+from tests.builders import LANE, a_job, an_attempt
+from tests.turns import until
+from worker_agent.agent import Agent
+from worker_agent.engine.base import Chunk
+
+CHAIN = list(range(1, 41))
+
+
+def a_long_job(job_id: str = "job-1", *, chain: list[int] = CHAIN) -> Job:
+    """A job whose prompt has whole blocks."""
+    return a_job(id=job_id, blocks=pack_hashes(chain), prompt_tokens=64 * len(chain))
+
+
+async def run(stage: Stage, engine: ScriptedEngine, job: Job, number: int = 1) -> None:
+    """Run a job to its end."""
+    await stage.dispatch(job, attempt=an_attempt(number))
+    usage = Usage(prompt_tokens=job.prompt_tokens + 32, output_tokens=1)
+    engine.say(job.id, Chunk(output_tokens=1), an_answer(usage=usage))
+    await stage.end_of(job.id)
+
+
+def told(beats: list[Heartbeat]) -> list[int]:
+    """Blocks that these heartbeats add."""
+    summaries = [beat.summary for beat in beats if beat.summary is not None]
+    return [block for summary in summaries for block in unpack_hashes(summary.added)]
+
+
+async def test_the_first_heartbeat_says_who_and_what() -> None:
+    """Name, life, models, slots, readiness, a full summary, and numbers that rise from 1."""
+    engine = ScriptedEngine(slots=3)
+    async with an_agent(engine=engine) as stage:
+        await stage.until(lambda: len(stage.beats) >= 3)
+        first = stage.beats[0]
+        assert (first.worker, first.incarnation) == ("worker-1", stage.agent.incarnation)
+        assert (first.models, first.slots, first.ready) == (("tiny",), 3, True)
+        assert first.summary is not None
+        assert first.summary.full
+        assert [beat.sequence for beat in stage.beats[:3]] == [1, 2, 3]
+
+
+async def test_models_are_the_engines_where_none_are_configured() -> None:
+    """What the engine lists is what is served."""
+    engine = ScriptedEngine()
+    engine.models = ("tiny", "other")
+    async with an_agent(engine=engine, models={}) as stage:
+        await stage.until(lambda: bool(stage.beats))
+        assert stage.beats[-1].models == ("tiny", "other")
+        assert (await stage.dispatch(a_job())).answer is Answer.ACCEPTED
+        engine.say("job-1", an_answer())
+
+
+async def test_a_running_job_is_listed_for_as_long_as_it_runs() -> None:
+    """Never dropped for its age (cases 21 and 22), with its tokens so far."""
+    engine = ScriptedEngine()
+    async with an_agent(engine=engine) as stage:
+        await stage.dispatch(a_job(), stall_s=1e6, run_s_max=1e6)
+        engine.say("job-1", Chunk(output_tokens=3, cached_tokens=9))
+        await stage.until(lambda: bool(stage.beats and stage.beats[-1].inflight))
+        await stage.until(lambda: stage.beats[-1].inflight[0].output_tokens == 3)
+        stage.beats.clear()
+        await stage.until(lambda: len(stage.beats) >= 5)
+        for beat in stage.beats:
+            (listed,) = beat.inflight
+            assert (listed.key, listed.prefilled, listed.cached_tokens) == (
+                f"{LANE}.job-1",
+                True,
+                9,
+            )
+        assert stage.beats[-1].load.running == 1
+        engine.say("job-1", an_answer())
+
+
+async def test_a_finished_job_is_repeated_and_then_forgotten() -> None:
+    """Acknowledged, it stays for `finished_beats` heartbeats."""
+    engine = ScriptedEngine()
+    async with an_agent(engine=engine, finished_beats=3) as stage:
+        await run(stage, engine, a_job())
+        await stage.until(lambda: any(beat.finished for beat in stage.beats))
+        await stage.until(lambda: not stage.beats[-1].finished)
+        carried = [one for beat in stage.beats for one in beat.finished]
+        assert sum(one.acknowledged for one in carried) == 3
+        assert {(one.outcome, one.kind) for one in carried} == {(Outcome.SETTLED, Kind.COMPLETED)}
+
+
+async def test_prefixes_are_told_once_their_prefill_is_done() -> None:
+    """Parents before children, by a delta in the next heartbeat."""
+    engine = ScriptedEngine()
+    async with an_agent(engine=engine) as stage:
+        await run(stage, engine, a_long_job())
+        await stage.until(lambda: bool(told(stage.beats)))
+        assert told(stage.beats) == CHAIN
+
+
+async def test_a_heartbeat_that_did_not_go_out_is_made_up_for_in_full() -> None:
+    """Its delta is lost: the next summary replaces all."""
+    engine = ScriptedEngine()
+    async with an_agent(engine=engine) as stage:
+        await stage.until(lambda: bool(stage.beats))
+        stage.pulse_link.disconnect()
+        await run(stage, engine, a_long_job())
+        reports = stage.agent._reports
+        await until(lambda: stage.agent._reports > reports + 1)
+        stage.beats.clear()
+        stage.pulse_link.reconnect()
+        await stage.until(lambda: bool(told(stage.beats)))
+        summary = next(beat.summary for beat in stage.beats if beat.summary is not None)
+        assert summary.full
+        assert told(stage.beats) == CHAIN
+
+
+async def test_an_engine_restart_takes_all_credit_back_at_once() -> None:
+    """A new engine incarnation comes with a full and empty summary."""
+    engine = ScriptedEngine()
+    async with an_agent(engine=engine) as stage:
+        await run(stage, engine, a_long_job())
+        await stage.until(lambda: bool(told(stage.beats)))
+        engine.incarnation = 2
+        await stage.until(lambda: stage.beats[-1].engine_incarnation == 2)
+        beat = next(beat for beat in stage.beats if beat.engine_incarnation == 2)
+        assert beat.summary is not None
+        assert (beat.summary.full, beat.summary.added) == (True, b"")
+
+
+async def test_the_models_capacity_is_the_engines() -> None:
+    """Its KV cache, as soon as it tells, bounds what is credited; learning it is no restart."""
+    engine = ScriptedEngine()
+    async with an_agent(engine=engine) as stage:
+        await run(stage, engine, a_long_job())
+        await stage.until(lambda: bool(told(stage.beats)))
+        engine.kv_tokens_max = 50 * 64
+        await run(stage, engine, a_long_job("job-2", chain=list(range(100, 140))), 2)
+        await stage.until(lambda: len(told(stage.beats)) == 80)
+        removed = [
+            block
+            for beat in stage.beats
+            if beat.summary is not None and not beat.summary.full
+            for block in unpack_hashes(beat.summary.removed)
+        ]
+        assert set(removed) < set(CHAIN)
+        assert len(removed) >= 30
+
+
+async def test_an_unchanged_cache_is_not_told_again() -> None:
+    """Heartbeats without news carry no summary."""
+    async with an_agent() as stage:
+        await stage.until(lambda: len(stage.beats) >= 4)
+        assert [beat.summary is None for beat in stage.beats[1:4]] == [True, True, True]
+
+
+@pytest.mark.parametrize("slots", [4096])
+async def test_the_largest_heartbeat_fits_a_message(slots: int) -> None:
+    """Every list at its bound, every text at its longest."""
+    engine = ScriptedEngine(slots=slots)
+    async with an_agent(engine=engine, slots=slots, heartbeat_s=60.0) as stage:
+        agent = stage.agent
+        config = a_config()
+        _fill(agent, slots, unacknowledged=config.ack_retries_max, confirmed=config.finished_max)
+        heartbeat = agent.report(0).heartbeat
+        assert len(heartbeat.inflight) == slots
+        assert len(heartbeat.finished) == config.ack_retries_max + config.finished_max
+        assert len(encode(heartbeat)) < MESSAGE_BYTES_MAX
+        agent.ledger.running.clear()
+
+
+def _fill(agent: Agent, slots: int, *, unacknowledged: int, confirmed: int) -> None:
+    """Put as much into the ledger as its bounds allow."""
+    from broker.wire.messages import Dispatch, Finished, Reason  # noqa: PLC0415
+
+    number = 0
+
+    def accept() -> None:
+        nonlocal number
+        number += 1
+        job = a_job(id=f"{number:064}", lane="l" * 64, client="c" * 64, model="m" * 256, blocks=b"")
+        order = Dispatch(
+            epoch=2**50,
+            number=number,
+            attempt=Attempt(2**50, number),
+            lane=job.lane,
+            stream="JOBS_" + job.lane,
+            stream_sequence=2**50,
+            ack_subject="a" * 256,
+            job=b"",
+            run_s_max=1.0,
+            stall_s=1.0,
+        )
+        agent.ledger.accept(order, job, at_s=1.0, tick_s=1.0)
+
+    for index in range(unacknowledged + confirmed):
+        accept()
+        (running,) = agent.ledger.running.values()
+        settled = index < unacknowledged
+        finished = Finished(
+            key=running.key,
+            attempt=running.attempt,
+            outcome=Outcome.SETTLED if settled else Outcome.RETRY,
+            reason=Reason.RUN_TIME_EXCEEDED,
+            detail="\N{GRINNING FACE}" * 512,
+        )
+        agent.ledger.end(running, finished)
+    for _ in range(slots):
+        accept()

@@ -1,0 +1,43 @@
+"""Served names and the engine's own."""
+
+import pytest
+from msgspec.structs import replace
+
+from tests.builders import a_chat_body, a_job
+from worker_agent.models import ModelNames
+
+
+def test_configured_names_are_served_whatever_the_engine_lists() -> None:
+    """An operator's names win."""
+    names = ModelNames({"big": "meta/big"})
+    names.learn(("meta/big", "other"))
+    assert names.served == ("big",)
+
+
+def test_without_names_the_engines_are_served() -> None:
+    """As it lists them, as soon as it does."""
+    names = ModelNames({})
+    assert names.served == ()
+    names.learn(("a", "b"))
+    assert names.served == ("a", "b")
+
+
+def test_an_equal_name_leaves_the_body_untouched() -> None:
+    """Byte for byte."""
+    job = a_job(body=b'{ "model" : "tiny" }', blocks=b"")
+    assert ModelNames({"tiny": "tiny"}).body(job) is job.body
+    assert ModelNames({}).body(job) is job.body
+
+
+def test_another_name_is_put_in_and_all_else_kept() -> None:
+    """Unknown fields reach the engine."""
+    job = a_job(body=a_chat_body(cache_salt="x"))
+    body = ModelNames({"tiny": "own/tiny"}).body(job)
+    assert body == job.body.replace(b'"tiny"', b'"own/tiny"')
+
+
+@pytest.mark.parametrize("body", [b"not json", b"[1]", b"\xff"])
+def test_a_body_that_is_no_object_goes_to_the_engine_as_it_is(body: bytes) -> None:
+    """The engine refuses it in its own words."""
+    job = replace(a_job(), body=body)
+    assert ModelNames({"tiny": "own"}).body(job) == body
