@@ -7,8 +7,9 @@ venv := justfile_directory() / ".venv"
 bin := venv / "bin"
 export PIP_DISABLE_PIP_VERSION_CHECK := "1"
 
-# Parts of the suite that need neither server nor engine nor second process.
-fast := "tests/unit tests/contract"
+# The part of the suite that needs neither server nor engine.
+fast := "tests/unit tests/contract -m 'not server'"
+workers := "-n 2 --dist worksteal"
 
 [private]
 default:
@@ -73,12 +74,12 @@ ab *args: (_install "requirements.lock")
 [group("check")]
 [doc("The whole suite, real NATS and real engines included")]
 test *args: setup
-    "{{ bin }}/pytest" -n 2 --dist worksteal {{ args }}
+    "{{ bin }}/pytest" {{ workers }} {{ args }}
 
 [group("check")]
 [doc("Unit and contract tests: seconds, no servers")]
 test-fast *args: setup
-    "{{ bin }}/pytest" {{ fast }} -q {{ args }}
+    "{{ bin }}/pytest" {{ fast }} -q {{ workers }} {{ args }}
 
 [group("check")]
 [doc("Lint, format, types, layering, lock file")]
@@ -108,4 +109,5 @@ bench *args: setup
 [group("check")]
 [doc("Branch coverage of the core by the fast tests; under 95 % fails")]
 cover *args: setup
-    "{{ bin }}/pytest" {{ fast }} -q --cov=broker.core --cov-branch --cov-report=term --cov-fail-under=95 {{ args }}
+    "{{ bin }}/pytest" {{ fast }} -q --cov=broker.core --cov-branch --cov-report=term \
+        --cov-fail-under=95 {{ args }}

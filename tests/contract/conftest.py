@@ -55,7 +55,7 @@ async def _nats() -> AsyncIterator[World]:
         await peer.close()
 
 
-@pytest.fixture(params=["memory", "nats"])
+@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.server)])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     """A fresh server, in process or a real one, and two connections."""
     async for one in _memory() if request.param == "memory" else _nats():
