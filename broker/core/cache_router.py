@@ -222,6 +222,7 @@ class CacheAwareRouter:
         """Take new knobs."""
         self._policy = policy
         self._chooser.reconfigure(policy)
+        self._known.clear()
         self._sticky.sticky_s = policy.sticky_s
         self._index.reconfigure(entries_max=policy.index_entries_max, ttl_s=policy.index_ttl_s)
         self._roster.reconfigure(policy)

@@ -54,7 +54,9 @@ class Known:
     improved_count: int = 0
     until_s: float = 0.0
     """From then on the answer may be another, even if nothing changes."""
+    is_held: bool = False
     held_since_s: float | None = None
+    """When waiting for a worker began, kept when it took too long: it is not begun anew."""
 
     def __post_init__(self) -> None:
         self.need = Need(self.job, self.job.output_tokens_max)
@@ -144,7 +146,7 @@ class Chooser:
         fits = seat.fits(known.need.kv_tokens)
         if not seat.is_serving or seat is chosen:
             return False
-        if chosen is None or (fits and known.held_since_s is not None):
+        if chosen is None or (fits and known.is_held):
             return fits
         if self._is_alike(known):
             return fits and seat.entry < chosen.entry
@@ -190,10 +192,11 @@ class Chooser:
             return _answer(known, free, until_s=until_s)
         warm = self._best([one for one in scored if self._is_worth_waiting(one, free)])
         since_s = at_s if known.held_since_s is None else known.held_since_s
+        known.held_since_s = None if warm is None else since_s
         if warm is None or at_s - since_s >= free.score - warm.score:
             return _answer(known, free, until_s=until_s)
         ends_at_s = since_s + (free.score - warm.score)
-        return _answer(known, warm, until_s=min(until_s, ends_at_s), held_since_s=since_s)
+        return _answer(known, warm, until_s=min(until_s, ends_at_s), is_held=True)
 
     def _scored_all(self, known: Known, pool: Pool, previous: str) -> list[Scored]:
         need = known.need
@@ -268,10 +271,10 @@ def _answer(
     chosen: Scored | None,
     *,
     until_s: float,
-    held_since_s: float | None = None,
+    is_held: bool = False,
 ) -> Placement:
-    """Keep an answer. One with `held_since_s` is to wait for the chosen worker."""
-    known.until_s, known.held_since_s = until_s, held_since_s
+    """Keep an answer: to run at the chosen worker, or to wait for it."""
+    known.until_s, known.is_held = until_s, is_held
     prompt_tokens = known.need.prompt_tokens
     if chosen is None:
         known.seat, known.stamp, known.score = None, 0, FOREVER
@@ -279,7 +282,6 @@ def _answer(
         return known.placement
     worker = chosen.seat.worker
     known.seat, known.stamp, known.score = chosen.seat, chosen.seat.stamp, chosen.score
-    is_held = held_since_s is not None
     known.placement = Placement(
         None if is_held else worker,
         chosen.hit_tokens,

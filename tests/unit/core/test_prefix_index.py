@@ -1,0 +1,602 @@
+"""Who holds which prefix: exact, cheap to ask, bounded, and gone at once when a cache is lost."""
+
+import random
+import tracemalloc
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.core import prefix_index
+from broker.core.prefix_index import (
+    CHANGES_MAX,
+    GENERATIONS_MAX,
+    SHARES,
+    SWEEP_BLOCKS_MAX,
+    TTL_TURNS,
+    UNWRITTEN_CHAINS_MAX,
+    PrefixIndex,
+)
+from broker.core.prefix_search import LEVELS_MAX, common_blocks
+from tests.unit.core.routing_builders import chain
+
+WORKERS = 5
+TTL_S = 600.0
+
+
+def an_index(*, entries_max: int = 100_000, ttl_s: float = TTL_S) -> PrefixIndex:
+    """An index with room."""
+    return PrefixIndex(entries_max=entries_max, ttl_s=ttl_s)
+
+
+def depths(index: PrefixIndex, blocks: Sequence[int], workers: int = WORKERS) -> dict[int, int]:
+    """Ask the index: depth by worker; each worker may stand in one level only."""
+    levels = index.match(blocks)
+    assert [one.depth_blocks for one in levels] == sorted(
+        {one.depth_blocks for one in levels}, reverse=True
+    )
+    found = {
+        worker: level.depth_blocks
+        for level in levels
+        for worker in range(workers)
+        if index.bit(worker) & level.workers
+    }
+    assert sum(level.workers.bit_count() for level in levels) == len(found)
+    return found
+
+
+class Naive:
+    """What the index should say: a set of blocks per worker, and a walk."""
+
+    def __init__(self) -> None:
+        self.held: list[set[int]] = [set() for _ in range(WORKERS)]
+
+    def depth(self, worker: int, blocks: Sequence[int]) -> int:
+        for depth, block in enumerate(blocks):
+            if block not in self.held[worker]:
+                return depth
+        return len(blocks)
+
+    def depths(self, blocks: Sequence[int]) -> dict[int, int]:
+        found = {worker: self.depth(worker, blocks) for worker in range(WORKERS)}
+        return {worker: depth for worker, depth in found.items() if depth}
+
+
+def a_tree(rng: random.Random) -> list[list[int]]:
+    """Chains that branch off each other."""
+    chains: list[list[int]] = []
+    for number in range(6):
+        stem = rng.choice(chains) if chains and rng.random() < 0.7 else []
+        stem = stem[: rng.randrange(len(stem) + 1)]
+        chains.append([*stem, *chain((f"{number}.{rng.random()}", rng.randrange(1, 40)))])
+    return chains
+
+
+def subtree(chains: list[list[int]], blocks: list[int], place: int) -> set[int]:
+    """All blocks that stand on the one at `place`, itself included."""
+    return {
+        block
+        for other in chains
+        if len(other) > place and other[place] == blocks[place]
+        for block in other[place:]
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_random_history_of_closed_caches_is_told_exactly(seed: int) -> None:
+    """Whatever is dispatched, reported, removed, lost or written, and in whatever order, each
+    worker's depth is what a plain walk over its own blocks finds.
+    """
+    rng = random.Random(seed)
+    chains, naive, index = a_tree(rng), Naive(), an_index()
+    for _ in range(80):
+        worker, blocks = rng.randrange(WORKERS), rng.choice(chains)
+        match rng.randrange(6):
+            case 0 | 1:
+                index.hold(worker, blocks, start=naive.depth(worker, blocks))
+                naive.held[worker].update(blocks)
+            case 2:
+                part = blocks[: rng.randrange(len(blocks) + 1)]
+                index.store(worker, array("Q", part))
+                naive.held[worker].update(part)
+            case 3:
+                removed = subtree(chains, blocks, rng.randrange(len(blocks)))
+                index.drop(worker, sorted(removed))
+                naive.held[worker] -= removed
+            case 4:
+                index.write(rng.randrange(1, 30))
+            case _:
+                if rng.random() < 0.3:
+                    index.forget(worker)
+                    naive.held[worker].clear()
+        asked = rng.choice(chains)
+        assert depths(index, asked) == naive.depths(asked)
+    index.write()
+    assert index.blocks_count <= index.entries_count
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_an_answer_brought_up_to_date_equals_a_new_one(seed: int) -> None:
+    """`update` of an old answer is None, or says of every worker what `match` says now."""
+    rng = random.Random(seed)
+    chains, index = a_tree(rng), an_index()
+    asked = chains[-1]
+    levels, dated = index.match(asked), index.changes_count
+    for _ in range(60):
+        worker, blocks = rng.randrange(WORKERS), rng.choice(chains)
+        match rng.randrange(6):
+            case 0:
+                index.drop(worker, sorted(subtree(chains, blocks, rng.randrange(len(blocks)))))
+            case 1:
+                index.store(worker, blocks[: rng.randrange(len(blocks))])
+            case _:
+                index.hold(worker, blocks, start=0)
+        if rng.random() < 0.5:
+            continue
+        now = index.match(asked)
+        renewed = index.update(asked, levels, since=dated)
+        levels = now if renewed is None else renewed
+        assert levels == now
+        dated = index.changes_count
+        assert index.update(asked, levels, since=dated) is levels
+
+
+def test_an_answer_older_than_the_kept_changes_must_be_asked_anew() -> None:
+    """Changes are kept up to a bound; beyond it nobody can say whether an answer stands."""
+    index = an_index()
+    asked = chain(("a", 4))
+    levels, dated = index.match(asked), index.changes_count
+    for number in range(CHANGES_MAX):
+        index.hold(0, chain((f"x{number}", 2)), start=0)
+    assert index.update(asked, levels, since=dated) is levels
+    index.hold(0, chain(("y", 2)), start=0)
+    assert index.update(asked, levels, since=dated) is None
+
+
+def test_a_report_elsewhere_leaves_an_answer_alone() -> None:
+    """A report of a worker that holds nothing of a chain changes nothing for it; of a holder, it
+    may.
+    """
+    index = an_index()
+    asked = chain(("a", 4))
+    index.store(0, asked)
+    levels, dated = index.match(asked), index.changes_count
+    index.store(1, chain(("b", 4)))
+    assert index.update(asked, levels, since=dated) is levels
+    index.drop(0, asked[2:])
+    assert index.update(asked, levels, since=dated) is None
+
+
+def test_a_newcomer_on_the_first_block_is_noticed() -> None:
+    """A report of a worker that now holds the first block calls for a new answer."""
+    index = an_index()
+    asked = chain(("a", 4))
+    levels, dated = index.match(asked), index.changes_count
+    index.store(1, asked[:2])
+    assert index.update(asked, levels, since=dated) is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_arbitrary_removals_never_hide_what_is_held(seed: int) -> None:
+    """Where a parent was removed under its child, a depth may be too deep, never too shallow; and a
+    dispatch of the chain there makes it true.
+    """
+    rng = random.Random(seed)
+    blocks = chain(("a", 50))
+    index, naive = an_index(), Naive()
+    for worker in range(WORKERS):
+        index.store(worker, blocks)
+        removed = set(rng.sample(blocks, rng.randrange(5)))
+        index.drop(worker, sorted(removed))
+        naive.held[worker] = set(blocks) - removed
+    for worker, depth in naive.depths(blocks).items():
+        assert depths(index, blocks)[worker] >= depth
+    index.hold(0, blocks, start=0)
+    index.write()
+    assert depths(index, blocks)[0] == len(blocks)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_what_eviction_leaves_is_closed(seed: int) -> None:
+    """However little room there is, children go before their parents: a block is never left without
+    the one before it.
+    """
+    rng = random.Random(seed)
+    index = an_index(entries_max=120)
+    chains = a_tree(rng)
+    parents = {
+        block: blocks[place - 1] for blocks in chains for place, block in enumerate(blocks) if place
+    }
+    for _ in range(60):
+        index.hold(rng.randrange(WORKERS), rng.choice(chains), start=0)
+        if rng.random() < 0.5:
+            index.write()
+        assert index.entries_count <= 120
+    index.write()
+    kept = index._blocks
+    orphans = [block for block in kept if block in parents and parents[block] not in kept]
+    assert orphans == []
+
+
+def test_nothing_is_held_of_an_empty_chain_or_by_nobody() -> None:
+    """No blocks, no holders; an unknown chain, none either."""
+    index = an_index()
+    assert index.match([]) == []
+    assert index.match(chain(("a", 3))) == []
+    index.hold(0, [], start=0)
+    index.store(0, [])
+    index.drop(0, [])
+    index.drop(3, chain(("a", 3)))
+    assert index.match(chain(("a", 3))) == []
+    assert (index.entries_count, index.changes_count) == (0, 0)
+
+
+def test_a_dispatch_counts_before_it_is_written() -> None:
+    """A chain given to a worker is credited at once, at its full depth and for its branches."""
+    index = an_index()
+    given_chain = chain(("system", 20), ("ask", 5))
+    index.hold(2, given_chain, start=0)
+    assert index.blocks_count == 0
+    assert depths(index, given_chain) == {2: 25}
+    assert depths(index, chain(("system", 20), ("other", 5))) == {2: 20}
+    index.write(7)
+    assert index.blocks_count == 7
+    assert depths(index, given_chain) == {2: 25}
+    index.write()
+    assert index.blocks_count == 25
+    assert depths(index, given_chain) == {2: 25}
+
+
+def test_a_full_queue_of_unwritten_chains_is_written() -> None:
+    """The queue is bounded: one more chain writes the oldest whole, and no other."""
+    index = an_index()
+    for number in range(UNWRITTEN_CHAINS_MAX):
+        index.hold(0, chain((f"c{number}", 10)), start=0)
+    assert index.blocks_count == 0
+    index.hold(0, chain(("last", 10)), start=0)
+    assert index.blocks_count == 10
+    assert depths(index, chain(("c0", 10))) == {0: 10}
+
+
+def test_a_removed_block_of_an_unwritten_chain_is_gone() -> None:
+    """A removal reported after a dispatch counts, even if the dispatch was not written yet."""
+    index = an_index()
+    blocks = chain(("a", 10))
+    index.hold(0, blocks, start=0)
+    index.drop(0, blocks[4:])
+    assert depths(index, blocks) == {0: 4}
+
+
+def test_a_lost_cache_has_no_credit_at_once() -> None:
+    """All credit of a worker is gone in one step, written or not, and its neighbours keep
+    theirs.
+    """
+    index = an_index()
+    blocks = chain(("a", 10))
+    index.store(0, blocks)
+    index.store(1, blocks[:5])
+    index.hold(0, chain(("b", 4)), start=0)
+    index.forget(0)
+    assert depths(index, blocks) == {1: 5}
+    assert depths(index, chain(("b", 4))) == {}
+    index.store(0, blocks[:2])
+    assert depths(index, blocks) == {0: 2, 1: 5}
+
+
+def test_losing_a_cache_costs_the_same_however_much_it_held() -> None:
+    """A restart looks at no block: the sum of a large cache is hidden, not walked."""
+    index = an_index()
+    index.store(0, chain(("a", 3000)))
+    kept = dict(index._blocks)
+    index.forget(0)
+    assert index._blocks == kept
+    assert index.match(chain(("a", 3000))) == []
+
+
+def test_a_retired_bit_is_used_again_once_its_traces_are_gone() -> None:
+    """Restarts don't make sets grow without end: a life's bit returns when the blocks of its time
+    have left, and one that never held anything returns at once.
+    """
+    index = an_index(entries_max=40)
+    first = index.bit(0)
+    index.forget(0)
+    assert index.bit(0) == first
+    index.store(0, chain(("a", 10)))
+    index.forget(0)
+    second = index.bit(0)
+    assert second != first
+    for number in range(12):
+        index.store(0, chain((f"x{number}", 10)))
+    index.forget(0)
+    assert index.bit(0) == first
+    assert depths(index, chain(("a", 10))) == {}
+
+
+def test_a_block_used_again_by_others_loses_the_traces_of_a_lost_cache() -> None:
+    """A lost worker's entries no longer count once a shared block is used in a later generation."""
+    index = an_index(entries_max=1000)
+    blocks = chain(("a", 10))
+    index.store(0, blocks)
+    index.store(1, blocks)
+    assert index.entries_count == 20
+    index.forget(0)
+    assert index.entries_count == 20
+    index._turn()
+    index.store(1, blocks)
+    assert index.entries_count == 10
+    assert depths(index, blocks) == {1: 10}
+
+
+def test_no_bit_is_left_while_too_many_lives_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the bound of lingering lives a restarted worker has no credit, until traces have
+    left.
+    """
+    monkeypatch.setattr(prefix_index, "RETIRED_BITS_MAX", 2)
+    index = an_index(entries_max=40)
+    for number in range(2):
+        index.store(0, chain((f"a{number}", 3)))
+        index.forget(0)
+    assert index.bit(0) == 0
+    index.store(0, chain(("b", 3)))
+    index.hold(0, chain(("b", 3)), start=0)
+    index.forget(0)
+    assert depths(index, chain(("b", 3))) == {}
+    index._turn()
+    index.sweep(0.0)
+    index._at_s = TTL_S * 2
+    for _ in range(3):
+        index.sweep(TTL_S * 2)
+    assert index.bit(0) != 0
+
+
+def test_the_bound_on_entries_holds_and_the_least_recently_used_go() -> None:
+    """Beyond `entries_max` what was used lately stays and what was not goes."""
+    index = an_index(entries_max=400)
+    hot = chain(("hot", 20))
+    for number in range(100):
+        index.hold(0, hot, start=0)
+        index.hold(0, chain((f"cold{number}", 10)), start=0)
+        index.write()
+        assert index.entries_count <= 400
+    assert depths(index, hot) == {0: 20}
+    assert depths(index, chain(("cold99", 10))) == {0: 10}
+    assert depths(index, chain(("cold0", 10))) == {}
+    assert index.entries_count > 400 * (1 - 1 / SHARES) - 30
+
+
+def test_entries_count_each_holder() -> None:
+    """The bound is on (block, worker) pairs: shared blocks count once for each holder."""
+    index = an_index(entries_max=100)
+    blocks = chain(("a", 30))
+    for worker in range(3):
+        index.store(worker, blocks)
+    assert (index.entries_count, index.blocks_count) == (90, 30)
+    index.store(3, blocks)
+    assert index.entries_count <= 100
+    index.drop(3, blocks)
+    assert index.entries_count <= 90
+
+
+def test_a_chain_longer_than_the_index_is_kept_from_its_front() -> None:
+    """A chain that can't be held whole is held as far as there is room; no room holds nothing."""
+    index = an_index(entries_max=10)
+    index.store(0, chain(("a", 30)))
+    assert depths(index, chain(("a", 30))) == {0: 10}
+    none = an_index(entries_max=0)
+    none.store(0, chain(("a", 3)))
+    none.sweep(1.0)
+    assert none.match(chain(("a", 3))) == []
+
+
+def test_a_smaller_bound_is_reached_by_sweeping() -> None:
+    """New knobs take effect in bounded steps."""
+    index = an_index(entries_max=10_000)
+    for number in range(20):
+        index.store(0, chain((f"a{number}", 300)))
+    index.reconfigure(entries_max=500, ttl_s=TTL_S)
+    before = index.entries_count
+    index.sweep(1.0)
+    assert before - index.entries_count <= SWEEP_BLOCKS_MAX
+    for _ in range(5):
+        index.sweep(1.0)
+    assert 0 < index.entries_count <= 500
+
+
+def test_a_block_unused_for_its_time_to_live_is_forgotten() -> None:
+    """Blocks live for the time to live since their last use, and for a quarter of it more at
+    most.
+    """
+    index = an_index()
+    used, unused = chain(("used", 5)), chain(("unused", 5))
+    index.store(0, used)
+    index.store(0, unused)
+    at_s = 0.0
+    while at_s < TTL_S * (1 + 1 / TTL_TURNS) + 30:
+        index.sweep(at_s)
+        if at_s < TTL_S:
+            assert depths(index, unused) == {0: 5}
+        index.hold(1, used, start=0)
+        at_s += 10
+    assert depths(index, unused) == {}
+    assert depths(index, used) == {0: 5, 1: 5}
+
+
+def test_forgetting_is_spread_over_sweeps() -> None:
+    """One sweep forgets a bounded number of blocks, however many have expired."""
+    index = an_index()
+    count = SWEEP_BLOCKS_MAX * 2 + 100
+    index.store(0, chain(("a", count)))
+    index.sweep(1.0)
+    index.sweep(TTL_S)
+    at_s = TTL_S * 3
+    left = [index.blocks_count]
+    for _ in range(4):
+        index.sweep(at_s)
+        left.append(index.blocks_count)
+    assert left == [count, count - SWEEP_BLOCKS_MAX, count - 2 * SWEEP_BLOCKS_MAX, 0, 0]
+
+
+def test_a_sweep_writes_what_was_dispatched() -> None:
+    """Dispatched chains are written by the next sweeps, a bounded number of blocks each."""
+    index = an_index()
+    index.hold(0, chain(("a", SWEEP_BLOCKS_MAX + 5)), start=0)
+    index.sweep(1.0)
+    assert index.blocks_count == SWEEP_BLOCKS_MAX
+    index.sweep(1.0)
+    assert index.blocks_count == SWEEP_BLOCKS_MAX + 5
+    assert not index._unwritten
+
+
+def test_a_chain_is_written_within_one_generation() -> None:
+    """A generation does not end inside a chain, or its first blocks would go before its last."""
+    index = an_index(entries_max=40)
+    index.hold(0, chain(("a", 30)), start=0)
+    index.write(20)
+    index.sweep(TTL_S)
+    index.write()
+    numbers = {held.generation for held in index._blocks.values()}
+    assert len(index._blocks) == 30
+    assert len(numbers) == 1
+
+
+def test_blocks_that_come_and_go_don_t_let_the_logs_grow() -> None:
+    """Blocks removed and stored over and over leave only bounded logs behind, and what was used
+    longest ago goes with the oldest log.
+    """
+    index = an_index(entries_max=400)
+    index.store(1, chain(("old", 10)))
+    for number in range(300):
+        blocks = chain((f"x{number}", 20))
+        index.store(0, blocks)
+        index.drop(0, blocks)
+    assert len(index._generations) <= GENERATIONS_MAX + 1
+    assert sum(len(one.log) for one in index._generations) <= 400 / SHARES * (GENERATIONS_MAX + 2)
+    assert depths(index, chain(("old", 10))) == {}
+
+
+def test_a_block_removed_and_stored_again_is_evicted_once() -> None:
+    """A block that stands in a log twice is counted out once."""
+    index = an_index(entries_max=60)
+    blocks = chain(("a", 10))
+    index.store(0, blocks)
+    index.drop(0, blocks)
+    index.store(0, blocks)
+    assert index.entries_count == 10
+    for number in range(12):
+        index.store(0, chain((f"x{number}", 10)))
+        assert index.entries_count == sum(one.count for one in index._blocks.values()) <= 60
+    assert depths(index, blocks) == {}
+
+
+def test_equal_sets_are_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks with the same holders share their set; past the bound of sets sharing starts anew."""
+    monkeypatch.setattr(prefix_index, "HOLDER_SETS_MAX", 4)
+    index = an_index()
+    index.store(0, chain(("a", 50)))
+    index.store(1, chain(("a", 50))[:20])
+    assert len({id(one) for one in index._blocks.values()}) == 2
+    for worker in range(2, 12):
+        index.store(worker, chain(("a", 50))[:worker])
+        assert len(index._sets) <= 4
+    assert depths(index, chain(("a", 50)), 12)[1] == 20
+
+
+def test_a_million_unique_prefixes_take_flat_memory() -> None:
+    """Case 7: a million prefixes that never come back leave the index at its bound, and memory flat
+    (here a tenth: 100,000 blocks through an index of 5,000).
+    """
+    index = an_index(entries_max=5_000)
+    rng = random.Random(1)
+
+    def pass_through(count: int) -> int:
+        for _ in range(count):
+            index.hold(rng.randrange(4), array("Q", rng.randbytes(8 * 20)), start=0)
+            index.write()
+            assert index.entries_count <= 5_000
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        early = pass_through(1_000)
+        late = pass_through(4_000)
+    finally:
+        tracemalloc.stop()
+    assert late < early * 1.25
+
+
+@pytest.mark.parametrize(("holders", "bytes_max"), [(1, 200), (4, 100)])
+def test_an_entry_takes_few_bytes(holders: int, bytes_max: int) -> None:
+    """At most 200 bytes for a (block, worker) with one holder, less when blocks are shared."""
+    rng = random.Random(2)
+    packed = [rng.randbytes(8 * 200) for _ in range(250)]
+    tracemalloc.start()
+    try:
+        index = an_index(entries_max=1_000_000)
+        for number, blocks in enumerate(packed):
+            for copy in range(holders):
+                index.store((number + copy) % 8, array("Q", blocks))
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert index.entries_count == 250 * 200 * holders
+    assert used / index.entries_count <= bytes_max
+
+
+def test_a_look_up_costs_the_logarithm_of_the_depth() -> None:
+    """Ten times the blocks cost a few probes more, not ten times as many."""
+    index = an_index(entries_max=1_000_000)
+
+    def probes(count: int) -> int:
+        blocks = chain((f"a{count}", count))
+        index.store(0, blocks)
+        before = index.probes_count
+        assert depths(index, blocks) == {0: count}
+        return index.probes_count - before
+
+    assert probes(160) <= 16
+    assert probes(1_600) <= 22
+    assert probes(8_192) <= 27
+
+
+def test_a_look_up_costs_the_same_with_any_number_of_workers() -> None:
+    """Case 10, in probes: holders at one depth cost nothing more, be they 2 or 2,000."""
+
+    def probes(workers: int) -> int:
+        index = an_index(entries_max=10_000_000)
+        blocks = chain(("a", 64))
+        for worker in range(workers):
+            index.store(worker, blocks)
+        before = index.probes_count
+        [level] = index.match(blocks)
+        assert level.workers.bit_count() == workers
+        return index.probes_count - before
+
+    assert probes(2_000) == probes(2)
+
+
+def test_only_the_deepest_levels_are_told_apart() -> None:
+    """Of many depths the deepest few are returned, deepest first."""
+    index = an_index()
+    blocks = chain(("a", 40))
+    for worker in range(20):
+        index.store(worker, blocks[: worker + 5])
+    levels = index.match(blocks)
+    assert [one.depth_blocks for one in levels] == list(range(24, 24 - LEVELS_MAX, -1))
+    index.hold(0, blocks, start=0)
+    assert [one.depth_blocks for one in index.match(blocks)] == [40, *range(24, 17, -1)]
+
+
+def test_common_blocks_is_the_shared_prefix() -> None:
+    """Two chains share what is equal from their first block on."""
+    stem = chain(("s", 9))
+    assert common_blocks(stem, stem) == 9
+    assert common_blocks(stem, chain(("s", 9), ("x", 3))) == 9
+    assert common_blocks(chain(("s", 4), ("y", 5)), stem) == 4
+    assert common_blocks(chain(("z", 4)), stem) == 0
+    assert common_blocks([], stem) == 0
