@@ -73,7 +73,8 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    parts = (f"{hours} h", f"{minutes} min") if hours else (f"{minutes} min", f"{rest} s")
+    return parts[0] if parts[1].startswith("0 ") else " ".join(parts)
 
 
 def size(amount: float) -> str:

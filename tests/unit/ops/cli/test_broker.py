@@ -1,0 +1,76 @@
+"""`inferlane broker`: which configuration it runs with, before anything is begun."""
+
+from pathlib import Path
+
+import pytest
+
+from broker.service.config import Config
+from ops.cli.main import main
+
+VALID = '[policy]\nmodels = ["tiny"]\n[[policy.lanes]]\nname = "acme"\n'
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """Configurations that a broker was run with; none is really run."""
+    configs: list[Config] = []
+    monkeypatch.setattr("broker.service.main.run", configs.append)
+    return configs
+
+
+def _file(folder: Path, text: str = VALID) -> str:
+    path = folder / "f.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_flags_go_before_the_file(tmp_path: Path, ran: list[Config]) -> None:
+    """Two brokers with one file need names and ports of their own."""
+    arguments = ["broker", "-c", _file(tmp_path), "--name", "b2", "--http-port", "0"]
+    assert main(arguments) == 0
+    assert (ran[0].broker.name, ran[0].broker.http_port) == ("b2", 0)
+    assert ran[0].policy.models == ("tiny",)
+
+
+def test_file_of_the_folder(
+    tmp_path: Path, ran: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a flag, ./inferlane.toml is it."""
+    (tmp_path / "inferlane.toml").write_text(VALID)
+    monkeypatch.chdir(tmp_path)
+    assert main(["broker"]) == 0
+    assert ran[0].broker.name == "broker"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "no configuration: give --config FILE, or put inferlane.toml here"),
+        (["--config", "{file}", "--name", "a b"], "--name or --http-port: "),
+        (["--config", "{file}", "--http-port", "70000"], "--name or --http-port: "),
+    ],
+)
+def test_unusable(
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    ran: list[Config],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Code 2, a sentence, and no broker was run."""
+    file = _file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["broker", *(one.format(file=file) for one in arguments)]) == 2
+    assert capsys.readouterr().err.startswith(f"inferlane: {told}")
+    assert ran == []
+
+
+def test_file_of_a_worker_only(
+    tmp_path: Path, ran: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no lanes for a broker to serve."""
+    file = _file(tmp_path, '[worker]\nworker = "w1"\n')
+    assert main(["broker", "-c", file]) == 2
+    assert "a broker needs [policy] with models and lanes" in capsys.readouterr().err
+    assert ran == []
