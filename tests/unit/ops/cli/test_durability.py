@@ -1,4 +1,4 @@
-"""How often the server flushes: read from its file, its monitoring address, or our configuration."""
+"""How often the server flushes: from its file, its monitoring address, or our own file."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
