@@ -83,7 +83,8 @@ class CacheAwareRouter:
         scored: list[Scored] = []
         previous = ""
         if pool is not None and pool.order:
-            scored, previous = self._chooser.score(self._know(job), pool, at_s=at_s)
+            chosen = placement.worker.id if placement.worker is not None else ""
+            scored, previous = self._chooser.score(self._know(job), pool, chosen, at_s=at_s)
         scored.sort(key=lambda one: (one.score, one.seat.turn))
         own = [one for one in scored if one.seat.worker is placement.worker]
         return Explanation(

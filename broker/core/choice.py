@@ -106,12 +106,14 @@ class Chooser:
         known.improved_count = pool.improved_count
         return self._place_alike(known, pool) or self._place_by_score(known, pool, at_s)
 
-    def score(self, known: Known, pool: Pool, *, at_s: float) -> tuple[list[Scored], str]:
-        """Score a job's candidates; also return who served its prefix or session last."""
+    def score(
+        self, known: Known, pool: Pool, chosen: str, *, at_s: float
+    ) -> tuple[list[Scored], str]:
+        """Score a job's candidates, `chosen` among them; and say who served its prefix last."""
         if known.useful_of != pool.bits:
             self._look_at_levels(known, pool)
         previous, _ = self._previous(known, pool, at_s)
-        return self._scored_all(known, pool, previous), previous
+        return self._scored_all(known, pool, previous, also=chosen), previous
 
     # ---- kept answers --------------------------------------------------------------------------
 
@@ -150,7 +152,7 @@ class Chooser:
             return fits
         if self._is_alike(known):
             return fits and seat.entry < chosen.entry
-        hit_tokens = next((one.hit_tokens for one in known.useful if one.workers & seat.bit), 0.0)
+        hit_tokens = _hit_tokens(known, seat)
         if not (fits or hit_tokens):
             return False
         return self._scored(seat, known.need, hit_tokens).score < known.score
@@ -198,13 +200,18 @@ class Chooser:
         ends_at_s = since_s + (free.score - warm.score)
         return _answer(known, warm, until_s=min(until_s, ends_at_s), is_held=True)
 
-    def _scored_all(self, known: Known, pool: Pool, previous: str) -> list[Scored]:
+    def _scored_all(
+        self, known: Known, pool: Pool, previous: str, *, also: str = ""
+    ) -> list[Scored]:
         need = known.need
         excluded = void_if_all(pool, known.excluded)
         scored = [
             self._scored(seat, need, hit_tokens)
             for seat, hit_tokens in find(known.useful, need, pool, excluded)
         ]
+        seat = self._roster.seat(also)
+        if seat is not None and all(one.seat is not seat for one in scored):
+            scored.append(self._scored(seat, need, _hit_tokens(known, seat)))
         if previous:
             self._stick(scored, previous, need, excluded)
         return scored
@@ -290,6 +297,11 @@ def _answer(
         worker.id if is_held else "",
     )
     return known.placement
+
+
+def _hit_tokens(known: Known, seat: Seat) -> float:
+    """Return how much of the job's prompt a worker holds, where that is enough to matter."""
+    return next((one.hit_tokens for one in known.useful if one.workers & seat.bit), 0.0)
 
 
 def is_rare(level: Level, pool: Pool) -> bool:
