@@ -153,12 +153,12 @@ class LocalCluster:
 
     def add_broker(self, name: str, config: Path) -> Member:
         """Add a broker that reads `config`; it is not started yet."""
-        return self._add(name, (sys.executable, "-m", "broker.service.main", str(config)))
+        return self.add(name, (sys.executable, "-m", "broker.service.main", str(config)))
 
     def add_worker(self, name: str, config: Path) -> Member:
         """Add a worker that reads `config`; it is not started yet."""
         command = (sys.executable, "-m", "worker_agent.main", "--config", str(config))
-        return self._add(name, (*command, "--worker", name))
+        return self.add(name, (*command, "--worker", name))
 
     async def start(self, *members: Member) -> None:
         """Start several at once, and wait until all are ready."""
@@ -174,7 +174,8 @@ class LocalCluster:
             await member.stop()
         await asyncio.to_thread(self.server.stop)
 
-    def _add(self, name: str, command: tuple[str, ...]) -> Member:
+    def add(self, name: str, command: tuple[str, ...]) -> Member:
+        """Add any other process that says it is ready; it is not started yet."""
         assert name not in self.members, f"{name} is there already"
         self.members[name] = member = Member(name, command, self.folder)
         return member

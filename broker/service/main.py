@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -29,6 +29,10 @@ from broker.service.status import Health, PageUnavailable, StatusServer
 from broker.service.views import Snapshots
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_UNREACHABLE = 1, 2, 3
+
+
+OpenBus = Callable[[Config], Awaitable[Bus]]
+"""Opens the broker's connection."""
 
 
 class Broker:
@@ -103,7 +107,7 @@ class Broker:
             self.leadership.link_changed(up=up)
 
 
-async def serve(config: Config) -> None:
+async def serve(config: Config, *, open_bus: OpenBus | None = None) -> None:
     """Run a broker until SIGTERM or SIGINT; a graceful stop hands over at once."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,7 +119,7 @@ async def serve(config: Config) -> None:
         files_max=config.broker.decision_log_files_max,
     )
     try:
-        bus = await connect(config)
+        bus = await (open_bus or connect)(config)
         try:
             await _serve_on(bus, config, metrics, log, stop)
         finally:

@@ -25,6 +25,7 @@ url = "{url}"
 name = "broker-1"
 state_dir = "{folder}/state"
 http_port = {http_port}
+leader_ttl_s = {leader_ttl_s}
 
 [policy]
 models = ["{model}"]
@@ -68,6 +69,7 @@ class Setting:
     context_tokens: int = CONTEXT_TOKENS
     threads: int = 1
     http_port: int = 0
+    leader_ttl_s: float = 5.0
     model: str = MODEL
 
 
