@@ -91,26 +91,11 @@ class Client:
 
         `link`, instead of `url`, can carry credentials too.
         """
-        from broker.bus import nats  # noqa: PLC0415 - an in-process user needs no NATS.
-
-        link = link or NatsLink(url=url)
-        credentials = nats.Credentials(
-            user=link.user,
-            password=link.password,
-            creds_file=Path(link.creds_file) if link.creds_file else None,
-        )
-        try:
-            bus = await nats.connect(
-                link.url, name=f"inferlane-client-{lane}", credentials=credentials
-            )
-        except BusError as error:
-            message = f"no NATS server can be used at {link.url} ({error}); start one or name it"
-            raise Unreachable(message) from error
-        try:
-            async with cls(bus, lane=lane, client_id=client_id, config=config) as client:
-                yield client
-        finally:
-            await bus.close()
+        async with (
+            connect_bus(link or NatsLink(url=url), name=f"inferlane-client-{lane}") as bus,
+            cls(bus, lane=lane, client_id=client_id, config=config) as client,
+        ):
+            yield client
 
     async def __aenter__(self) -> Self:
         self._closed = False
@@ -342,3 +327,24 @@ class Client:
             return
         for ticket in self._tickets.values():
             ticket.link_lost()
+
+
+@asynccontextmanager
+async def connect_bus(link: NatsLink, *, name: str) -> AsyncGenerator[Bus]:
+    """Connect to NATS for the time of a `with`. Raises Unreachable."""
+    from broker.bus import nats  # noqa: PLC0415 - an in-process user needs no NATS.
+
+    credentials = nats.Credentials(
+        user=link.user,
+        password=link.password,
+        creds_file=Path(link.creds_file) if link.creds_file else None,
+    )
+    try:
+        bus = await nats.connect(link.url, name=name, credentials=credentials)
+    except BusError as error:
+        message = f"no NATS server can be used at {link.url} ({error}); start one or name it"
+        raise Unreachable(message) from error
+    try:
+        yield bus
+    finally:
+        await bus.close()

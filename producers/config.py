@@ -1,6 +1,5 @@
 """The producers' settings: `[producer]` and `[nats]` of the one TOML file, or flags."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -106,7 +105,13 @@ class ProducerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     client: ClientConfig = ClientConfig()
 
 
-def load(path: Path | None, *, nats: str | None = None, lane: str | None = None) -> ProducerConfig:
+def load(
+    path: Path | None,
+    *,
+    nats: str | None = None,
+    creds: Path | None = None,
+    lane: str | None = None,
+) -> ProducerConfig:
     """Read `[producer]` of a TOML file, and `[nats]` beside it; arguments go before both.
 
     Without a path, the arguments and the defaults are all. Raises SettingsError, OSError.
@@ -114,8 +119,11 @@ def load(path: Path | None, *, nats: str | None = None, lane: str | None = None)
     source = "flags" if path is None else str(path)
     document = settings.parse(b"" if path is None else path.read_bytes(), source=source)
     table: dict[str, Any] = dict(document.data.get("producer", {}))
-    link: Mapping[str, Any] = document.data.get("nats", {})
-    table["nats"] = {**link, "url": nats} if nats else link
+    table["nats"] = dict(document.data.get("nats", {}))
+    if nats:
+        table["nats"]["url"] = nats
+    if creds:
+        table["nats"]["creds_file"] = str(creds)
     if lane:
         table["lane"] = lane
     return replace(document, data={"producer": table}).read(ProducerConfig, ("producer",))

@@ -131,7 +131,7 @@ class Door:
         """Say why no stream takes this job; None when one should (an election, no broker yet)."""
         offer = await self.load_offer()
         if offer is None:
-            lanes = await self._lanes()
+            lanes = await lanes_of(self._bus)
             if not lanes or self.lane in lanes:
                 return None
             message = f"the cluster has no lane {self.lane!r}; it has: {', '.join(lanes)}"
@@ -155,15 +155,6 @@ class Door:
         guess_s = queue.wait_s if queue is not None else floor_s * 2.0 ** min(tries, 16)
         return min(max(guess_s, floor_s), ceiling_s) * random.uniform(1.0, 1.2)
 
-    async def _lanes(self) -> list[str]:
-        """Lanes that CONFIG names; empty when it can't be read or nobody wrote it."""
-        prefix = subjects.lane_offer_key("")
-        try:
-            keys = await self._bus.kv_keys(subjects.CONFIG_BUCKET)
-        except BusError:
-            return []
-        return [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-
     def _queue_full(self, job: Job, *, retry_after_s: float) -> QueueFull:
         message = (
             f"the queue of lane {self.lane!r}, band {job.band}, model {job.model!r} is full; "
@@ -182,3 +173,13 @@ class Door:
 def _pause_s(tries: int) -> float:
     first_s, longest_s = _RETRY_S
     return min(first_s * 2.0 ** min(tries, 16), longest_s) * random.uniform(0.8, 1.2)
+
+
+async def lanes_of(bus: Bus) -> list[str]:
+    """Lanes that a broker has set up here, sorted; none when CONFIG can't be read."""
+    prefix = subjects.lane_offer_key("")
+    try:
+        keys = await bus.kv_keys(subjects.CONFIG_BUCKET)
+    except BusError:
+        return []
+    return [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]

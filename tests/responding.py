@@ -9,6 +9,7 @@ import signal
 import sys
 
 import orjson
+import structlog
 
 from broker.bus.nats import connect
 from broker.wire.messages import Job, Kind, TerminalRecord
@@ -18,6 +19,7 @@ from tests.responder import Responder, a_record
 async def serve(url: str, faults: dict[str, float]) -> None:
     """Serve lane `acme` until SIGTERM."""
     chance = random.Random(int(faults.get("seed", 1)))
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     bus = await connect(url, name="responder")
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import sys
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,16 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from ops.cli.producing import (
-    ConfigFlag,
-    Exit,
-    LaneFlag,
-    NatsFlag,
-    fail,
-    lane_of,
-    seconds,
-    settings,
-)
+from ops.cli.connection import HERE, Cluster
+from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable
+from ops.cli.producing import ConfigFlag, LaneFlag, lane_of, seconds, settings
 
 if TYPE_CHECKING:
     from producers.batch.check import Findings
@@ -34,7 +26,11 @@ app = cyclopts.App(
 )
 
 InputArgument = Annotated[
-    str, Parameter(help="JSONL file of requests, plain, .gz or .zst; - reads standard input.")
+    str,
+    Parameter(
+        help="JSONL file of requests, plain, .gz or .zst; - reads standard input.",
+        allow_leading_hyphen=True,
+    ),
 ]
 ErrorsFlag = Annotated[
     Path | None,
@@ -66,7 +62,7 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
     ] = "",
     quiet: QuietFlag = False,
     config: ConfigFlag = None,
-    nats: NatsFlag = None,
+    cluster: Cluster = HERE,
 ) -> int:
     """Run every line of a batch file, and write one result line for each.
 
@@ -92,8 +88,9 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
     from producers.batch.plan import Plan, default_errors
 
     if concurrency < 1:
-        fail("--concurrency must be 1 or more", Exit.UNUSABLE)
-    found = settings(config, nats=nats, lane=lane)
+        message = "--concurrency must be 1 or more"
+        raise Misused(message)
+    found = settings(config, cluster, lane=lane)
     plan = Plan(
         input=input_file,
         output=output.resolve(),
@@ -115,7 +112,11 @@ def retry(
     *,
     input_file: Annotated[
         str | None,
-        Parameter(name="--input", help="Its input, if it has moved; - for standard input."),
+        Parameter(
+            name="--input",
+            help="Its input, if it has moved; - for standard input.",
+            allow_leading_hyphen=True,
+        ),
     ] = None,
     window: Annotated[
         str | None, Parameter(help="Time for this round; default: as before.")
@@ -123,7 +124,7 @@ def retry(
     concurrency: ConcurrencyFlag = 1000,
     quiet: QuietFlag = False,
     config: ConfigFlag = None,
-    nats: NatsFlag = None,
+    cluster: Cluster = HERE,
 ) -> int:
     """Run those lines of a batch again that failed, expired or were turned away.
 
@@ -140,15 +141,18 @@ def retry(
     from producers.batch.plan import Plan, default_errors
     from producers.batch.state import read_identity
 
-    found = settings(config, nats=nats, lane=None)
+    found = settings(config, cluster, lane=None)
     output = output.resolve()
     try:
         identity = read_identity(output)
     except BatchError as error:
-        fail(error, Exit.UNUSABLE)
+        raise Misused(str(error)) from error
     if identity.input == "-" and input_file is None:
-        told = "give its input again: --input FILE, or --input - and a pipe"
-        fail(f"the input of {output} came from a pipe; {told}", Exit.UNUSABLE)
+        message = (
+            f"the input of {output} came from a pipe; give it again: --input FILE, or --input - "
+            "and a pipe"
+        )
+        raise Misused(message)
     plan = Plan(
         input=input_file or identity.input,
         output=output,
@@ -171,7 +175,7 @@ def check(
     endpoint: Annotated[str, Parameter(help="The batch's endpoint; default as for `run`.")] = "",
     lane: LaneFlag = None,
     config: ConfigFlag = None,
-    nats: NatsFlag = None,
+    cluster: Cluster = HERE,
 ) -> int:
     """Look a batch file over, and estimate its tokens and hours. Nothing is run.
 
@@ -185,36 +189,40 @@ def check(
     Exit codes: 0 all lines are good, 1 some are bad, 2 the file can't be used, 3 --lane was given
     and the cluster can't be reached.
     """
+    from ops.cli.output import say
     from producers.batch.check import check_batch
     from producers.batch.errors import BatchError
 
     if tokens_per_second is not None and tokens_per_second <= 0:
-        fail("--tokens-per-second must be above 0", Exit.UNUSABLE)
-    found = settings(config, nats=nats, lane=lane)
+        message = "--tokens-per-second must be above 0"
+        raise Misused(message)
+    found = settings(config, cluster, lane=lane)
     models = _models(found) if lane is not None else None
     try:
         findings = check_batch(input_file, endpoint=endpoint, models=models)
     except BatchError as error:
-        fail(error, Exit.UNUSABLE)
-    sys.stdout.write("\n".join(_told(findings, tokens_per_second)) + "\n")
-    return Exit.FAILED if findings.faults else Exit.OK
+        raise Misused(str(error)) from error
+    for line in _told(findings, tokens_per_second):
+        say(line)
+    return ExitCode.FAILED if findings.faults else ExitCode.OK
 
 
 def _run(plan: "Plan", found: "ProducerConfig", *, quiet: bool, again: bool = False) -> int:
     """Run a plan, told by progress and a last sentence; return the exit code."""
     import uvloop
 
+    from producers import errors
     from producers.batch.errors import BatchError
-    from producers.errors import ProducerError, UnknownLane, Unreachable
 
     try:
         report = uvloop.run(_run_async(plan, found, quiet=quiet, again=again))
-    except Unreachable as error:
-        fail(f"{error}. Run the same command again then: it goes on from here", Exit.UNREACHABLE)
-    except (BatchError, UnknownLane) as error:
-        fail(error, Exit.UNUSABLE)
-    except ProducerError as error:
-        fail(error, Exit.FAILED)
+    except errors.Unreachable as error:
+        message = f"{error}. Run the same command again then: it goes on from here"
+        raise Unreachable(message) from error
+    except (BatchError, errors.UnknownLane) as error:
+        raise Misused(str(error)) from error
+    except errors.ProducerError as error:
+        raise CommandError(str(error)) from error
     return _tell(plan, report)
 
 
@@ -262,10 +270,12 @@ def _client(
 
 def _stop_on_signals(stop: asyncio.Event) -> None:
     """The first Ctrl-C or SIGTERM stops in good order; a second one ends the process as it is."""
+    from ops.cli.output import note
+
     loop = asyncio.get_running_loop()
 
     def asked() -> None:
-        sys.stderr.write("inferlane: stopping; once more ends it at once\n")
+        note("stopping; once more ends it at once")
         stop.set()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
@@ -285,49 +295,47 @@ def _models(found: "ProducerConfig") -> frozenset[str]:
         async with _client(found, lane=lane_of(found), client_id="") as client:
             offer = client.offer
         if offer is None:
-            fail(
-                f"the cluster offers nothing to lane {found.lane!r}; is a broker running?",
-                Exit.UNREACHABLE,
-            )
+            message = f"the cluster offers nothing to lane {found.lane!r}; is a broker running?"
+            raise Unreachable(message)
         return frozenset(offer.models)
 
     try:
         return uvloop.run(ask())
     except ProducerError as error:
-        fail(error, Exit.UNREACHABLE)
+        raise Unreachable(str(error)) from error
 
 
 def _tell(plan: "Plan", report: "Report") -> int:
     """Say how the run ended; return the exit code."""
+    from ops.cli.output import note, say
+
     counts = report.counts
     failed = counts.failed + counts.bad
     if report.collected_again:
-        sys.stderr.write(
-            "inferlane: results had been taken away since the last run; what the cluster still "
-            "holds was collected again\n"
+        note(
+            "results had been taken away since the last run; what the cluster still holds was "
+            "collected again"
         )
     told = f"{counts.total:,} lines: {counts.completed:,} completed, {failed:,} failed"
-    if report.expired:
-        told += f" ({report.expired:,} because the window was over)"
-    if counts.open:
-        told += f", {counts.open:,} not finished"
+    told += f" ({report.expired:,} because the window was over)" if report.expired else ""
+    told += f", {counts.open:,} not finished" if counts.open else ""
     told += f"; results: {plan.output}" if counts.completed else ""
     told += f"; errors: {plan.errors}" if failed else ""
-    sys.stdout.write(f"{told}\n")
+    say(told)
     if report.interrupted:
-        sys.stderr.write(
-            "inferlane: stopped; lines under way run on in the cluster. The same command again "
-            "collects them and does the rest\n"
+        note(
+            "stopped; lines under way run on in the cluster. The same command again collects them "
+            "and does the rest"
         )
-        return Exit.INTERRUPTED
+        return ExitCode.INTERRUPTED
     if plan.detach and counts.open:
-        sys.stdout.write(
-            f"{report.submitted:,} lines submitted now. The same command without --detach collects "
-            "the results.\n"
+        note(
+            f"{report.submitted:,} lines were submitted now; the same command without --detach "
+            "collects the results"
         )
     if counts.failed:
-        sys.stderr.write(f"inferlane: `inferlane batch retry {plan.output}` runs them again\n")
-    return Exit.FAILED if failed else Exit.OK
+        note(f"`inferlane batch retry {plan.output}` runs what failed again")
+    return ExitCode.FAILED if failed else ExitCode.OK
 
 
 def _told(findings: "Findings", tokens_per_second: float | None) -> list[str]:

@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import cyclopts
 from cyclopts import Parameter
 
-from ops.cli.producing import (
-    ConfigFlag,
-    Exit,
-    LaneFlag,
-    NatsFlag,
-    fail,
-    lane_of,
-    seconds,
-    settings,
-)
+from ops.cli.connection import HERE, Cluster
+from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable
+from ops.cli.producing import ConfigFlag, LaneFlag, lane_of, seconds, settings
 
 if TYPE_CHECKING:
     from producers.client import Client
@@ -28,7 +21,10 @@ app = cyclopts.App(name="submit", help="Put one request in, and print its answer
 
 @app.default
 def submit(  # noqa: PLR0913 - one parameter is one flag.
-    prompt: Annotated[str, Parameter(help="What to ask; - reads it from standard input.")] = "",
+    prompt: Annotated[
+        str,
+        Parameter(help="What to ask; - reads it from standard input.", allow_leading_hyphen=True),
+    ] = "",
     /,
     *,
     lane: LaneFlag = None,
@@ -50,7 +46,7 @@ def submit(  # noqa: PLR0913 - one parameter is one flag.
     ] = None,
     wait: Annotated[str, Parameter(help="How long a full queue is waited out.")] = "60s",
     config: ConfigFlag = None,
-    nats: NatsFlag = None,
+    cluster: Cluster = HERE,
 ) -> int:
     """Put one request in, wait for its answer and print it.
 
@@ -61,10 +57,11 @@ def submit(  # noqa: PLR0913 - one parameter is one flag.
     """
     import uvloop
 
-    from producers.errors import JobFailed, ProducerError, Refused, Unreachable
+    from producers import errors
 
-    found = settings(config, nats=nats, lane=lane)
-    lane_of(found)
+    found = settings(config, cluster, lane=lane)
+    if lane is not None:
+        lane_of(found)
     fields: dict[str, Any] = {
         "endpoint": endpoint,
         "band": band,
@@ -77,15 +74,11 @@ def submit(  # noqa: PLR0913 - one parameter is one flag.
     request = _Request(prompt, model=model, body=body, max_tokens=max_tokens)
     try:
         uvloop.run(_submit(found, request, fields, as_json=json))
-    except Unreachable as error:
-        fail(error, Exit.UNREACHABLE)
-    except (JobFailed, Refused) as error:
-        fail(_with_engines_word(error), Exit.FAILED)
-    except ProducerError as error:
-        fail(error, Exit.FAILED)
-    except KeyboardInterrupt:
-        fail("stopped", Exit.INTERRUPTED)
-    return Exit.OK
+    except errors.Unreachable as error:
+        raise Unreachable(str(error)) from error
+    except errors.ProducerError as error:
+        raise CommandError(_with_engines_word(error)) from error
+    return ExitCode.OK
 
 
 class _Request:
@@ -95,12 +88,14 @@ class _Request:
         self, prompt: str, *, model: str, body: Path | None, max_tokens: int | None
     ) -> None:
         if bool(prompt) == bool(body):
-            fail("give either a prompt or --body FILE", Exit.UNUSABLE)
+            message = "give either a prompt or --body FILE"
+            raise Misused(message)
         try:
             self.raw = None if body is None else body.read_bytes()
             self.prompt = sys.stdin.read() if prompt == "-" else prompt
         except (OSError, UnicodeDecodeError) as error:
-            fail(f"the request can't be read ({error})", Exit.UNUSABLE)
+            message = f"the request can't be read: {error}"
+            raise Misused(message) from error
         self.model = model
         self.max_tokens = max_tokens
 
@@ -110,7 +105,8 @@ class _Request:
             return self.raw
         model = self.model or next(iter(client.offer.models if client.offer else ()), "")
         if not model:
-            fail("name a --model: the lane's offer can't be read", Exit.UNUSABLE)
+            message = "name a --model: the lane's offer can't be read"
+            raise Misused(message)
         body: dict[str, object] = {
             "model": model,
             "messages": [{"role": "user", "content": self.prompt}],
@@ -123,19 +119,37 @@ class _Request:
 async def _submit(
     found: "ProducerConfig", request: _Request, fields: dict[str, Any], *, as_json: bool
 ) -> None:
-    from producers.client import Client
+    from producers.client import Client, connect_bus
+    from producers.door import lanes_of
 
-    async with Client.connect(lane=found.lane, config=found.client, link=found.nats) as client:
-        if request.raw is not None:
-            fields = {**fields, "model": request.model}
-        ticket = await client.submit(request.made(client), **fields)
-        ended = False
-        try:
-            await _print(ticket, stream=bool(fields["stream"]), as_json=as_json)
-            ended = True
-        finally:
-            if not ended and ticket.record is None:
-                await _cancel(ticket)
+    async with connect_bus(found.nats, name="inferlane-submit") as bus:
+        lane = found.lane or _only(await lanes_of(bus))
+        async with Client(bus, lane=lane, config=found.client) as client:
+            await _ask(client, request, fields, as_json=as_json)
+
+
+def _only(lanes: list[str]) -> str:
+    """The cluster's only lane: then it needs no naming."""
+    if len(lanes) == 1:
+        return lanes[0]
+    known = ", ".join(lanes[:20])
+    message = f"name a --lane; the cluster has {known}" if lanes else "name a --lane"
+    raise Misused(message)
+
+
+async def _ask(
+    client: "Client", request: _Request, fields: dict[str, Any], *, as_json: bool
+) -> None:
+    if request.raw is not None:
+        fields = {**fields, "model": request.model}
+    ticket = await client.submit(request.made(client), **fields)
+    ended = False
+    try:
+        await _print(ticket, stream=bool(fields["stream"]), as_json=as_json)
+        ended = True
+    finally:
+        if not ended and ticket.record is None:
+            await _cancel(ticket)
 
 
 async def _cancel(ticket: "Ticket") -> None:
