@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 
-from broker.core.prefix_search import Holders, Level, Search, deepened
+from broker.core.prefix_search import Holders, Level, Search, deepened, depth_of
 
 SHARES = 4
 """A generation ends when it has logged, or added, 1/4 of the index: eviction is exact to that."""
@@ -238,6 +238,8 @@ class PrefixIndex:
         for change in islice(self._changes, len(self._changes) - missed, None):
             if change.blocks:
                 levels = deepened(levels, blocks, change.blocks, change.bit)
+                if depth_of(change.bit, levels):
+                    holders |= change.bit
             elif change.bit & holders:
                 return None
         return levels

@@ -83,9 +83,7 @@ class Seat:
         return self.has_room and (kv_tokens <= self.kv_tokens_free or not self.worker.leases)
 
     def room_wait_s(self, kv_tokens: int) -> float:
-        """Guess how long until it has room, beyond the time that its backlog takes."""
-        if self.fits(kv_tokens):
-            return 0.0
+        """Guess how long until one that has none gets room, beyond what its backlog takes."""
         worker = self.worker
         wait_s = HELD_OFF_S if worker.held_off else 0.0
         lacks_kv = kv_tokens > self.kv_tokens_free

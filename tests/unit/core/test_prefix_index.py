@@ -133,6 +133,8 @@ def test_an_answer_brought_up_to_date_equals_a_new_one(seed: int) -> None:
                 index.drop(worker, sorted(subtree(chains, blocks, rng.randrange(len(blocks)))))
             case 1:
                 index.store(worker, blocks[: rng.randrange(len(blocks))])
+            case 2 if rng.random() < 0.5:
+                index.forget(worker)
             case _:
                 index.hold(worker, blocks, start=0)
         if rng.random() < 0.5:
@@ -168,6 +170,16 @@ def test_a_report_elsewhere_leaves_an_answer_alone() -> None:
     index.store(1, chain(("b", 4)))
     assert index.update(asked, levels, since=dated) is levels
     index.drop(0, asked[2:])
+    assert index.update(asked, levels, since=dated) is None
+
+
+def test_a_loss_after_a_dispatch_is_noticed() -> None:
+    """A worker that was given the chain and then lost its cache holds none of it."""
+    index = an_index()
+    asked = chain(("a", 4))
+    levels, dated = index.match(asked), index.changes_count
+    index.hold(1, asked, start=0)
+    index.forget(1)
     assert index.update(asked, levels, since=dated) is None
 
 

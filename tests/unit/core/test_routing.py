@@ -1064,3 +1064,15 @@ def test_sweeping_forgets_in_time() -> None:
     round_robin.sweep(1.0)
     assert round_robin.summary(a_worker(), CacheSummary(sequence=9), at_s=1.0)
     round_robin.hit_seen(place.give(place.spec()), a_worker(), cached_tokens=1)
+
+
+def test_a_dispatch_beyond_those_followed_loses_the_oldest_credit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unconfirmed chains are bounded per worker: the oldest is uncredited, not trusted for ever."""
+    monkeypatch.setattr("broker.core.unconfirmed.UNCONFIRMED_CHAINS_MAX", 2)
+    place = Place(1)
+    for name in ("a", "b", "c"):
+        place.run(place.spec((name, 20)))
+    hits = [place.place(place.spec((name, 20))).hit_tokens > 0 for name in ("a", "b", "c")]
+    assert hits == [False, True, True]
