@@ -6,7 +6,7 @@ as `unknown`, so that no message can add a time series.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
@@ -16,9 +16,8 @@ from prometheus_client.registry import Collector
 
 from broker.service.metrics_families import Jobs, Times, Troubles
 from broker.service.metrics_gauges import gauge_families
-from broker.service.series import CounterFamily
+from broker.service.series import CounterFamily, merged
 from broker.service.snapshot import (
-    SLICE_RECORDS_MAX,
     LaneView,
     SnapshotSource,
     StatusView,
@@ -181,16 +180,21 @@ class Metrics:
             lanes = [lane async for lane in sliced(self._source.lanes())]
             workers = [worker async for worker in sliced(self._source.workers())]
         parts: list[bytes] = []
+        before = ""
         for family in self._all(status, lanes, workers):
-            parts += [part async for part in _written(family)]
+            text = generate_latest(_One(family))
+            # HELP and TYPE come once, before a family's first part.
+            parts.append(text.split(b"\n", 2)[2] if family.name == before else text)
+            before = family.name
+            await asyncio.sleep(0)
         return b"".join(parts)
 
     def collect(self) -> Iterator[Metric]:
         """Tell all families at once, for whoever has the time."""
         if self._source is None:
-            return self._all(None, [], [])
+            return merged(self._all(None, [], []))
         source = self._source
-        return self._all(source.status(), list(source.lanes()), list(source.workers()))
+        return merged(self._all(source.status(), list(source.lanes()), list(source.workers())))
 
     def _all(
         self, status: StatusView | None, lanes: list[LaneView], workers: list[WorkerView]
@@ -246,14 +250,3 @@ def _log_families(log: LogCounts) -> Iterator[Metric]:
     errors = CounterFamily("inferlane_decision_log_write_errors", "Writes that failed.")
     errors.add((), log.write_errors)
     yield from errors.collect()
-
-
-async def _written(family: Metric) -> AsyncIterator[bytes]:
-    """Write one family in slices; its HELP and TYPE lines come once, before the first."""
-    samples = family.samples
-    for first in range(0, max(len(samples), 1), SLICE_RECORDS_MAX):
-        family.samples = samples[first : first + SLICE_RECORDS_MAX]
-        text = generate_latest(_One(family))
-        yield text if first == 0 else text.split(b"\n", 2)[2]
-        await asyncio.sleep(0)
-    family.samples = samples

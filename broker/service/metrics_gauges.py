@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from broker.service.series import SERIES_TOLD, in_slices
 from broker.service.snapshot import LaneView, QueueView, RowView, StatusView, WorkerView
 
 WORKERS_MAX = 5_000
-"""Workers told one by one, in order of name: the broker is made for 4,000."""
+"""Workers told one by one: the broker is made for 4,000."""
 
 QUEUES_MAX = 4_000
 """Queues (lane, band, model) told one by one."""
@@ -19,7 +20,7 @@ ROWS_MAX = 4_000
 def gauge_families(
     status: StatusView, lanes: list[LaneView], workers: list[WorkerView]
 ) -> Iterator[Metric]:
-    """Make all gauges."""
+    """Make all gauges, some series at a time: a family may come in several parts."""
     yield from _status(status)
     yield from _queues(lanes)
     yield from _rows(lanes)
@@ -50,14 +51,16 @@ def _queues(lanes: list[LaneView]) -> Iterator[Metric]:
         ("queue_wait_seconds", "Expected wait of a job that comes now.", _wait),
     )
     for name, text, value in gauges:
-        family = GaugeMetricFamily(f"inferlane_{name}", text, labels=("lane", "band", "model"))
-        for lane, queue in queues:
-            family.add_metric((lane.lane, str(queue.band), queue.model), value(queue))
-        yield family
-    paused = GaugeMetricFamily("inferlane_lane_paused", "1: takes no jobs.", labels=("lane",))
-    for lane in lanes[:QUEUES_MAX]:
-        paused.add_metric((lane.lane,), float(lane.paused))
-    yield paused
+        for some in in_slices(queues, SERIES_TOLD):
+            family = GaugeMetricFamily(f"inferlane_{name}", text, labels=("lane", "band", "model"))
+            for lane, queue in some:
+                family.add_metric((lane.lane, str(queue.band), queue.model), value(queue))
+            yield family
+    for told in in_slices(lanes[:QUEUES_MAX], SERIES_TOLD):
+        paused = GaugeMetricFamily("inferlane_lane_paused", "1: takes no jobs.", labels=("lane",))
+        for lane in told:
+            paused.add_metric((lane.lane,), float(lane.paused))
+        yield paused
 
 
 def _queued(queue: QueueView) -> float:
@@ -89,12 +92,13 @@ def _rows(lanes: list[LaneView]) -> Iterator[Metric]:
         ("row_limit_tokens", "Bound of row_inflight_tokens.", lambda row: row.inflight_tokens_max),
     )
     for name, text, value in gauges:
-        family = GaugeMetricFamily(f"inferlane_{name}", text, labels=("row",))
-        for row in rows:
-            amount = value(row)
-            if amount is not None:
-                family.add_metric((row.row,), amount)
-        yield family
+        for some in in_slices(rows, SERIES_TOLD):
+            family = GaugeMetricFamily(f"inferlane_{name}", text, labels=("row",))
+            for row in some:
+                amount = value(row)
+                if amount is not None:
+                    family.add_metric((row.row,), amount)
+            yield family
 
 
 def _workers(workers: list[WorkerView]) -> Iterator[Metric]:
@@ -109,12 +113,12 @@ def _workers(workers: list[WorkerView]) -> Iterator[Metric]:
         ("cached_token_ratio", "Share of prompt tokens from its cache.", _cached),
         ("signal_age_seconds", "Since its last heartbeat.", lambda one: one.signal_age_s),
     )
-    told = sorted(workers, key=lambda one: one.worker)[:WORKERS_MAX]
     for name, text, value in gauges:
-        family = GaugeMetricFamily(f"inferlane_worker_{name}", text, labels=("worker",))
-        for worker in told:
-            family.add_metric((worker.worker,), value(worker))
-        yield family
+        for some in in_slices(workers[:WORKERS_MAX], SERIES_TOLD):
+            family = GaugeMetricFamily(f"inferlane_worker_{name}", text, labels=("worker",))
+            for worker in some:
+                family.add_metric((worker.worker,), value(worker))
+            yield family
     known = "Workers known, also those past the bound of one-by-one metrics."
     yield GaugeMetricFamily("inferlane_workers", known, value=len(workers))
 

@@ -6,7 +6,9 @@ it, new sets are counted together under `other`.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
@@ -20,7 +22,15 @@ HISTOGRAM_SERIES_MAX = 200
 OTHER = "other"
 """Stands for every label value past the bound."""
 
+SERIES_TOLD = 100
+"""Series told without giving way: some 0.5 ms, with their text."""
+
+HISTOGRAMS_TOLD = 6
+"""The same of histograms, each some 17 series."""
+
 Labels = tuple[str, ...]
+
+_T = TypeVar("_T")
 
 
 class CounterFamily:
@@ -47,11 +57,13 @@ class CounterFamily:
         self._counts[key] = self._counts.get(key, 0.0) + amount
 
     def collect(self) -> Iterator[Metric]:
-        """Tell the counts, as they stand."""
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, count in self._counts.copy().items():
-            family.add_metric(labels, count)
-        yield family
+        """Tell the counts, as they stand, some label sets at a time."""
+        counts = self._counts.copy()
+        for some in in_slices(counts, SERIES_TOLD):
+            family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+            for labels in some:
+                family.add_metric(labels, counts[labels])
+            yield family
 
 
 class HistogramFamily:
@@ -90,13 +102,35 @@ class HistogramFamily:
         return key, self._counts[key]
 
     def collect(self) -> Iterator[Metric]:
-        """Tell the counts, as they stand."""
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, counts in self._counts.copy().items():
-            total = 0
-            buckets: list[tuple[str, float]] = []
-            for bound, count in zip([*self._buckets, float("inf")], counts, strict=True):
-                total += count
-                buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
-            family.add_metric(labels, buckets=buckets, sum_value=self._sums[labels])
-        yield family
+        """Tell the counts, as they stand, some label sets at a time."""
+        bounds = [*map(str, self._buckets), "+Inf"]
+        for some in in_slices(self._counts.copy(), HISTOGRAMS_TOLD):
+            family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+            for labels in some:
+                totals = accumulate(self._counts[labels])
+                buckets = list(zip(bounds, totals, strict=True))
+                family.add_metric(labels, buckets=buckets, sum_value=self._sums[labels])
+            yield family
+
+
+def in_slices(items: Iterable[_T], count_max: int) -> Iterator[list[_T]]:
+    """Cut items into lists; one empty list when there are none, so that a family is told at all."""
+    rest = iter(items)
+    some = list(islice(rest, count_max))
+    yield some
+    while some := list(islice(rest, count_max)):
+        yield some
+
+
+def merged(families: Iterable[Metric]) -> Iterator[Metric]:
+    """Put together what was told in slices: a registry wants each family once."""
+    whole: Metric | None = None
+    for family in families:
+        if whole is not None and whole.name == family.name:
+            whole.samples += family.samples
+            continue
+        if whole is not None:
+            yield whole
+        whole = family
+    if whole is not None:
+        yield whole

@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.service.metrics import FOUND, UNKNOWN, Metrics
 from broker.service.metrics_gauges import QUEUES_MAX, ROWS_MAX, WORKERS_MAX
-from broker.service.snapshot import SLICE_RECORDS_MAX, RowView
+from broker.service.series import SERIES_TOLD
+from broker.service.snapshot import RowView
 from broker.wire.messages import Kind, Reason, Usage
 from tests.views import Cluster, a_lane_view, a_queue_view, a_status_view, a_worker_view
 
@@ -201,7 +202,7 @@ async def test_names_taken_anew() -> None:
 
 async def test_slices_make_the_text_that_the_library_makes() -> None:
     """Written in slices, or at once by prometheus-client: the same bytes."""
-    workers = [a_worker_view(worker=f"w{number}") for number in range(SLICE_RECORDS_MAX * 2 + 1)]
+    workers = [a_worker_view(worker=f"w{number}") for number in range(SERIES_TOLD * 2 + 1)]
     metrics = a_metrics()
     metrics.attach(Cluster(workers=workers))
     metrics.admitted(lane="acme", band=1, model="tiny")
@@ -229,8 +230,7 @@ async def test_large_scrape_gives_the_loop_its_turn() -> None:
     while not scrape.done():
         turns += 1
         await asyncio.sleep(0)
-    slices = 9 * 1000 // SLICE_RECORDS_MAX + 1000 // SLICE_RECORDS_MAX
-    assert turns >= slices
+    assert turns >= 9 * 1000 // SERIES_TOLD
 
 
 def _cheapest_s(count: int, work: Iterator[None]) -> float:
