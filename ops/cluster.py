@@ -130,12 +130,11 @@ class Member:
 class LocalCluster:
     """A server, a broker and workers, started together and ended together."""
 
-    def __init__(self, folder: Path, *, sync_interval: str = "") -> None:
-        """Prepare a cluster whose files all stand in `folder`."""
+    def __init__(self, folder: Path, *, port: int = 0, sync_interval: str = "") -> None:
+        """Prepare a cluster whose files all stand in `folder`; port 0 is any free one."""
         self.folder = folder
-        self.server = NatsServer(
-            folder / "nats", options=ServerOptions(sync_interval=sync_interval)
-        )
+        options = ServerOptions(sync_interval=sync_interval)
+        self.server = NatsServer(folder / "nats", options=options, port=port)
         self.members: dict[str, Member] = {}
 
     @property

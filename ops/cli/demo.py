@@ -65,7 +65,7 @@ def run_once(folder: Path, *, engine: str, policy: str) -> dict[str, Any]:
         with showing(title=f"inferlane demo ({engine}, {policy})") as show:
             return asyncio.run(run_demo(options, show=show))
     except* (DemoError, ClusterError, BusError, ServerUnavailable) as errors:
-        for error in _leaves(errors):
+        for error in leaves(errors):
             sys.stderr.write(f"The demo could not run: {error}\n")
         sys.stderr.write(f"Logs are in {folder}.\n")
         sys.exit(1)
@@ -76,9 +76,9 @@ def went_well(figures: dict[str, Any]) -> bool:
     return not (figures["jobs_lost"] or figures["results_duplicate"] or figures["jobs_left_queued"])
 
 
-def _leaves(error: BaseException) -> list[BaseException]:
+def leaves(error: BaseException) -> list[BaseException]:
     """Return the errors inside groups of errors."""
     if not isinstance(error, BaseExceptionGroup):
         return [error]
     inside = cast("tuple[BaseException, ...]", error.exceptions)
-    return [leaf for one in inside for leaf in _leaves(one)]
+    return [leaf for one in inside for leaf in leaves(one)]

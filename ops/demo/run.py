@@ -5,7 +5,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -75,7 +75,14 @@ async def run_demo(
     options.folder.mkdir(parents=True, exist_ok=True)
     async with LocalCluster(options.folder) as cluster:
         show(progress)
-        await start_members(cluster, scenario, options)
+        wanted = setting.Setting(
+            folder=options.folder,
+            url=cluster.url,
+            engine=options.engine,
+            policy=options.policy,
+            slots=scenario.slots,
+        )
+        await start_members(cluster, wanted, workers=scenario.workers)
         bus = await connect(cluster.url, name="inferlane-demo")
         try:
             await until_ready(bus, workers=scenario.workers)
@@ -91,22 +98,12 @@ async def run_demo(
 
 
 async def start_members(
-    cluster: LocalCluster, scenario: Scenario, options: DemoOptions
+    cluster: LocalCluster, wanted: setting.Setting, *, workers: int
 ) -> list[Member]:
-    """Start broker and workers. Raises ClusterError."""
-    config = setting.write_config(
-        setting.Setting(
-            folder=options.folder,
-            url=cluster.url,
-            engine=options.engine,
-            policy=options.policy,
-            slots=scenario.slots,
-        )
-    )
+    """Start a broker and workers. Raises ClusterError."""
+    config = setting.write_config(replace(wanted, url=cluster.url))
     members = [cluster.add_broker("broker-1", config)]
-    members += [
-        cluster.add_worker(f"worker-{number + 1}", config) for number in range(scenario.workers)
-    ]
+    members += [cluster.add_worker(f"worker-{number + 1}", config) for number in range(workers)]
     await cluster.start(*members)
     return members
 
