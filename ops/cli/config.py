@@ -54,15 +54,16 @@ def show(file: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False
 
 
 def read(file: Path) -> "Config":
-    """Read a file and judge all of it, the worker's table included. Raises ConfigError."""
+    """Read a file and judge all of it, the other programs' tables included. Raises ConfigError."""
+    import worker_agent.config
     from broker.service.config import load
-    from broker.wire import settings
-    from worker_agent.config import WorkerConfig
+    from producers import config as producing
 
     config = load(file)
     if config.worker is not None:
-        document = settings.parse(file.read_bytes(), source=str(file))
-        document.read(WorkerConfig, ("worker",))
+        worker_agent.config.load(file)
+    if config.producer is not None:
+        producing.load(file)
     return config
 
 
@@ -77,6 +78,8 @@ def summary(config: "Config") -> str:
     parts = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts]
     if config.worker is not None:
         parts.append("a worker")
+    if config.producer is not None:
+        parts.append("a producer")
     return ", ".join(parts)
 
 

@@ -36,13 +36,16 @@ def test_file_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert err.splitlines()[1].startswith(f"{file}:6: policy.lanes[0].bands[1]: ")
 
 
-def test_table_of_the_worker_is_judged_too(
+def test_tables_of_the_other_programs_are_judged_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One file, one check: the agent's own rules hold for its table."""
+    """One file, one check: agents' and producers' own rules hold for their tables."""
     file = _file(tmp_path, '[worker]\nworker = "w1"\nslots = 0\n')
     assert main(["config", "check", file]) == 2
     assert f"{file}:3: worker.slots: 0 is not allowed" in capsys.readouterr().err
+    file = _file(tmp_path, '[producer]\nlnae = "acme"\n')
+    assert main(["config", "check", file]) == 2
+    assert f'{file}:2: producer.lnae: no such key. Did you mean "lane"?' in capsys.readouterr().err
     good = _file(tmp_path, '[worker]\nworker = "w1"\nslots = 2\n')
     assert main(["config", "check", good]) == 0
     assert "0 lanes, 0 models, 0 quota rows, a worker" in capsys.readouterr().out
