@@ -24,7 +24,7 @@ from broker.core.policy import RoutingPolicy
 from broker.core.prefix_search import Level
 from broker.core.roster import Pool, Roster, Seat, may_serve, void_if_all
 from broker.core.scoring import Need, Scored, candidate, leave_cost, score_of, tie
-from broker.core.stickiness import Stickiness
+from broker.core.stickiness import Key, Stickiness
 
 FOREVER = float("inf")
 FRONT_MAX = 8
@@ -53,7 +53,10 @@ class Known:
     score: float = 0.0
     improved_count: int = 0
     until_s: float = 0.0
-    """From then on the answer may be another, even if nothing changes."""
+    """When a wait for a worker is given up."""
+    previous: str = ""
+    """Who served the session or prefix last, and by which key that is known."""
+    sticky_key: Key | None = None
     is_held: bool = False
     held_since_s: float | None = None
     """When waiting for a worker began, kept when it took too long: it is not begun anew."""
@@ -112,8 +115,8 @@ class Chooser:
         """Score a job's candidates, `chosen` among them; and say who served its prefix last."""
         if known.useful_of != pool.bits:
             self._look_at_levels(known, pool)
-        previous, _ = self._previous(known, pool, at_s)
-        return self._scored_all(known, pool, previous, also=chosen), previous
+        self._look_back(known, pool, at_s)
+        return self._scored_all(known, pool, also=chosen), known.previous
 
     # ---- kept answers --------------------------------------------------------------------------
 
@@ -132,6 +135,9 @@ class Chooser:
         """Say whether a job's last answer is still right."""
         seat = known.seat
         if at_s >= known.until_s or (seat is not None and seat.stamp != known.stamp):
+            return False
+        key = known.sticky_key
+        if key is not None and self._sticky.last(key, at_s=at_s) != known.previous:
             return False
         missed = pool.improved_count - known.improved_count
         if missed > len(pool.improved):
@@ -179,30 +185,28 @@ class Chooser:
                 if last and last.worker is seat.worker and last.prefill_s == one.prefill_s:
                     known.stamp = seat.stamp
                     return last
-                return _answer(known, one, until_s=FOREVER)
+                return _answer(known, one)
         if pool.free_count:
             return None
-        return _answer(known, None, until_s=FOREVER)
+        return _answer(known, None)
 
     # ---- jobs that some worker serves better ---------------------------------------------------
 
     def _place_by_score(self, known: Known, pool: Pool, at_s: float) -> Placement:
-        previous, until_s = self._previous(known, pool, at_s)
-        scored = self._scored_all(known, pool, previous)
+        self._look_back(known, pool, at_s)
+        scored = self._scored_all(known, pool)
         free = self._best([one for one in scored if one.fits])
         if free is None or not self._policy.hold_for_affinity:
-            return _answer(known, free, until_s=until_s)
+            return _answer(known, free)
         warm = self._best([one for one in scored if self._is_worth_waiting(one, free)])
         since_s = at_s if known.held_since_s is None else known.held_since_s
         known.held_since_s = None if warm is None else since_s
         if warm is None or at_s - since_s >= free.score - warm.score:
-            return _answer(known, free, until_s=until_s)
+            return _answer(known, free)
         ends_at_s = since_s + (free.score - warm.score)
-        return _answer(known, warm, until_s=min(until_s, ends_at_s), is_held=True)
+        return _answer(known, warm, held_until_s=ends_at_s)
 
-    def _scored_all(
-        self, known: Known, pool: Pool, previous: str, *, also: str = ""
-    ) -> list[Scored]:
+    def _scored_all(self, known: Known, pool: Pool, *, also: str = "") -> list[Scored]:
         need = known.need
         excluded = void_if_all(pool, known.excluded)
         scored = [
@@ -212,8 +216,8 @@ class Chooser:
         seat = self._roster.seat(also)
         if seat is not None and all(one.seat is not seat for one in scored):
             scored.append(self._scored(seat, need, _hit_tokens(known, seat)))
-        if previous:
-            self._stick(scored, previous, need, excluded)
+        if known.previous:
+            self._stick(scored, known.previous, need, excluded)
         return scored
 
     def _scored(self, seat: Seat, need: Need, hit_tokens: float) -> Scored:
@@ -239,20 +243,20 @@ class Chooser:
 
     # ---- stickiness ----------------------------------------------------------------------------
 
-    def _previous(self, known: Known, pool: Pool, at_s: float) -> tuple[str, float]:
-        """Return who served this session, or this prefix, last, and until when that counts."""
-        job = known.job
+    def _look_back(self, known: Known, pool: Pool, at_s: float) -> None:
+        """Note who served this session, or else this prefix, last."""
+        job, keys = known.job, list[Key]()
         if job.session:
-            worker_id, until_s = self._sticky.last(session_key(job), at_s=at_s)
+            keys.append(session_key(job))
+        keys += [
+            job.blocks[level.depth_blocks - 1] for level in known.levels if is_rare(level, pool)
+        ]
+        known.previous, known.sticky_key = "", keys[0] if keys else None
+        for key in keys:
+            worker_id = self._sticky.last(key, at_s=at_s)
             if worker_id:
-                return worker_id, until_s
-        for level in known.levels:
-            if is_rare(level, pool):
-                key = job.blocks[level.depth_blocks - 1]
-                worker_id, until_s = self._sticky.last(key, at_s=at_s)
-                if worker_id:
-                    return worker_id, until_s
-        return "", FOREVER
+                known.previous, known.sticky_key = worker_id, key
+                return
 
     def _stick(
         self, scored: list[Scored], previous: str, need: Need, excluded: Sequence[str]
@@ -277,11 +281,11 @@ def _answer(
     known: Known,
     chosen: Scored | None,
     *,
-    until_s: float,
-    is_held: bool = False,
+    held_until_s: float | None = None,
 ) -> Placement:
-    """Keep an answer: to run at the chosen worker, or to wait for it."""
-    known.until_s, known.is_held = until_s, is_held
+    """Keep an answer: to run at the chosen worker, or to wait for it until then."""
+    is_held = held_until_s is not None
+    known.is_held, known.until_s = is_held, held_until_s if is_held else FOREVER
     prompt_tokens = known.need.prompt_tokens
     if chosen is None:
         known.seat, known.stamp, known.score = None, 0, FOREVER

@@ -32,12 +32,10 @@ class Stickiness:
         if len(self._last) > STICKY_KEYS_MAX:
             self._last.popitem(last=False)
 
-    def last(self, key: Key, *, at_s: float) -> tuple[str, float]:
-        """Return the last worker and until when that counts; an empty name when none does."""
+    def last(self, key: Key, *, at_s: float) -> str:
+        """Return the last worker; an empty name when none is known, or its time is over."""
         worker_id, since_s = self._last.get(key, ("", 0.0))
-        if not worker_id or at_s - since_s >= self.sticky_s:
-            return "", 0.0
-        return worker_id, since_s + self.sticky_s
+        return worker_id if at_s - since_s < self.sticky_s else ""
 
     def expire(self, at_s: float, *, keys_max: int) -> None:
         """Forget at most so many keys whose time is over."""

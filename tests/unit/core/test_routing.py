@@ -415,6 +415,15 @@ def test_a_kept_answer_ends_with_the_sticky_time() -> None:
     assert place.place(job).worker is place.workers["w3"]
 
 
+def test_a_session_that_went_elsewhere_takes_its_waiting_jobs_along() -> None:
+    """A kept answer follows the session's last dispatch."""
+    place = Place(3)
+    job = place.spec(session="s")
+    assert place.place(job).worker is place.workers["w0"]
+    place.run(place.spec(session="s"), "w2")
+    assert place.place(job).worker is place.workers["w2"]
+
+
 @pytest.mark.parametrize("policy", CACHE_AWARE)
 def test_a_session_sticks_without_blocks(policy: str) -> None:
     """A session whose prompts have no blocks stays with its worker, in its own lane and model."""

@@ -8,11 +8,11 @@ from broker.core.stickiness import Stickiness
 def test_the_last_worker_counts_until_its_time_is_over() -> None:
     """A note counts from its dispatch for `sticky_s`, the last one only."""
     sticky = Stickiness(sticky_s=30.0)
-    assert sticky.last(1, at_s=0.0) == ("", 0.0)
+    assert sticky.last(1, at_s=0.0) == ""
     sticky.note(1, "a", at_s=0.0)
     sticky.note(1, "b", at_s=10.0)
-    assert sticky.last(1, at_s=39.9) == ("b", 40.0)
-    assert sticky.last(1, at_s=40.0) == ("", 0.0)
+    assert sticky.last(1, at_s=39.9) == "b"
+    assert sticky.last(1, at_s=40.0) == ""
 
 
 def test_the_number_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_the_number_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in (1, 2, 3, 1, 4):
         sticky.note(key, "a", at_s=0.0)
     assert len(sticky) == 3
-    assert [key for key in range(1, 5) if sticky.last(key, at_s=1.0)[0]] == [1, 3, 4]
+    assert [key for key in range(1, 5) if sticky.last(key, at_s=1.0)] == [1, 3, 4]
 
 
 def test_expiry_takes_a_bounded_number_and_stops_at_the_fresh() -> None:
