@@ -138,12 +138,13 @@ class DecisionLog:
         try:
             self._files.append(b"".join(line(entry) for entry in entries))
         except OSError as error:
-            self._errors += 1
             self._lost += len(entries)
             self._tell(f"{self._files.path}: {error.strerror or error}")
+            # Last: who sees the error counted sees what it cost, too.
+            self._errors += 1
         else:
-            self._written += len(entries)
             self._tell("")
+            self._written += len(entries)
 
     def _tell(self, trouble: str) -> None:
         """Say once that lines are being lost, and once that they are not any more."""
