@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from broker.core.cache_router import CacheAwareRouter
 from broker.core.policy import PolicyName
+from broker.core.prefix_search import is_shared
 from broker.core.state import Lease, Phase, Worker
 from tests.unit.core.routing_builders import Place, a_worker, chain
 
@@ -35,6 +37,7 @@ class History:
             policy=policy,
         )
         self.leases: list[Lease] = []
+        self.chains: list[Sequence[int]] = []
         self.waiting = [self._job() for _ in range(6)]
         self.gone: set[str] = set()
         self.sequences = dict.fromkeys(self.place.workers, 0)
@@ -44,7 +47,9 @@ class History:
         rng = self.rng
         runs = [(f"system{rng.randrange(4)}", rng.randrange(1, 40)), (f"{rng.random()}", 3)]
         session = rng.choice(["", "", "s1", "s2"])
-        return self.place.spec(*runs[: rng.randrange(3)], session=session)
+        job = self.place.spec(*runs[: rng.randrange(3)], session=session)
+        self.chains.append(job.blocks)
+        return job
 
     def step(self) -> None:
         """Let one thing happen."""
@@ -94,12 +99,19 @@ class History:
     def _report(self, worker: Worker) -> None:
         self.sequences[worker.id] += self.rng.choice([1, 1, 1, 2])
         blocks = chain((f"system{self.rng.randrange(4)}", self.rng.randrange(1, 40)))
-        kept = self.rng.randrange(len(blocks) + 1)
+        kept = self.rng.randrange(len(blocks))
+        # A cache is closed: what stands on a removed block goes with it.
+        removed = [
+            block
+            for other in [*self.chains, blocks]
+            if is_shared(other, blocks, kept)
+            for block in other[kept:]
+        ]
         self.place.report(
             worker.id,
             self.sequences[worker.id],
             added=blocks[:kept],
-            removed=blocks[kept:],
+            removed=list(dict.fromkeys(removed)),
             full=self.rng.random() < 0.2,
         )
 
