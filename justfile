@@ -105,6 +105,7 @@ mutants *args: setup
 [doc("Jobs a second through one broker, every decision on, as a share of a bare relay's; added latency")]
 bench *args: setup
     "{{ bin }}/python" -m tests.bench.throughput {{ args }}
+    "{{ bin }}/python" -m tests.bench.latency
 
 [group("check")]
 [doc("Branch coverage of the core by the fast tests; under 95 % fails")]
