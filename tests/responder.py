@@ -218,15 +218,22 @@ class Responder:
         self._stack.push_async_callback(pull.stop)
 
     async def _live(self, delivery: Delivery, pull: Pull) -> None:
-        """One delivery's life. Whatever the bus refuses, the delivery comes again."""
+        """One delivery's life, tried again while the bus refuses."""
         job = decode(delivery.data, Job)
         self.deliveries[job.id] += 1
         self.seen.append(job)
         try:
-            with suppress(BusError):
-                await self._settle(job, delivery)
+            while not await self._settled(job, delivery):
+                await asyncio.sleep(0.05)
         finally:
             pull.release()
+
+    async def _settled(self, job: Job, delivery: Delivery) -> bool:
+        try:
+            await self._settle(job, delivery)
+        except BusError:
+            return False
+        return True
 
     async def _settle(self, job: Job, delivery: Delivery) -> None:
         subject = subjects.result(job.lane, job.id)
