@@ -191,11 +191,13 @@ class Link:
         for route in self._routes:
             _place(route, wire)
         self._wire = wire
-        known = {server.netloc for server in wire.servers}
-        scheme = urlsplit(self._options.urls[0]).scheme
-        discovered = sorted(f"{scheme}://{host}" for host in known)
-        self._urls = list(dict.fromkeys([*self._options.urls, *discovered]))
         self._tell(up=True)
+
+    def _learn(self, wire: Wire) -> None:
+        """Take note of the cluster's other servers, as this one told of them while it lived."""
+        scheme = urlsplit(self._options.urls[0]).scheme
+        told = sorted(f"{scheme}://{server.netloc}" for server in wire.servers)
+        self._urls = list(dict.fromkeys([*self._options.urls, *told]))
 
     def _tell(self, *, up: bool) -> None:
         for watcher in list(self._watchers):
@@ -207,6 +209,7 @@ class Link:
         if wire is not self._wire:
             return
         self._wire = None
+        self._learn(wire)
         self._counts["links_lost"] += 1
         _log.warning("link to NATS lost", name=self._options.name, why=why)
         self._tell(up=False)
