@@ -36,6 +36,7 @@ class Endings:
                 lease.accepted, lease.unanswered = True, False
             case Unanswered.TIMEOUT:
                 lease.unanswered = not lease.accepted
+                self._leases.probe(worker)
             case Unanswered.UNSENT:
                 self._retries.not_run(lease, after_s=self._mind.policy.leases.retry_base_s)
             case Unanswered.NO_RESPONDERS:

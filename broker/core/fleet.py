@@ -62,6 +62,7 @@ class Fleet:
             pool = self._queues.pool(model)
             del pool.workers[worker.id]
             pool.slots -= before[1]
+            pool.opened()  # Who was kept from all but this one may now go anywhere.
         for model in now[0]:
             pool = self._queues.pool(model)
             pool.workers[worker.id] = worker

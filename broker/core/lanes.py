@@ -55,6 +55,11 @@ class Ranking:
             del self._sorted[bisect_left(self._sorted, (counter, lane))]
 
     @property
+    def first(self) -> str:
+        """The lane with the least counter; there must be one."""
+        return self._sorted[0][1]
+
+    @property
     def least(self) -> float | None:
         """The least counter."""
         return self._sorted[0][0] if self._sorted else None

@@ -66,7 +66,6 @@ class Leases:
         self._mind = mind
         self._retries = retries
         self._clock = LeaseClock()
-        self._link_up = True
         self._silences = Alarms[tuple[Worker, int]](
             lambda watch: self._watches.get(watch[0].id) == watch[1]
         )
@@ -104,11 +103,14 @@ class Leases:
 
     def link_changed(self, *, up: bool) -> None:
         """Stop the clock while our own link is down."""
-        self._link_up = up
+        mind = self._mind
+        mind.link_up = up
         if up:
             self._resume_after_grace()
+            for pool in mind.queues.pools.values():
+                pool.opened()
         else:
-            self._clock.stop(self._mind.at_s)
+            self._clock.stop(mind.at_s)
 
     def time_passed(self) -> None:
         """Suspect, probe and revoke by silence; abort what stalls."""
@@ -117,7 +119,7 @@ class Leases:
         if self._fleet_silent_until_s is not None and at_s >= self._fleet_silent_until_s:
             self._fleet_silent_until_s = None
             self._fleet_forgiven = True
-            if self._link_up:
+            if mind.link_up:
                 self._clock.resume(at_s)
         now = self._now()
         if self._clock.stands or not mind.dispatching:
@@ -154,12 +156,11 @@ class Leases:
         """Take all jobs from a worker and forget it; it may join again."""
         mind = self._mind
         worker.phase = Phase.GONE
-        mind.fleet.refresh(worker)
-        mind.router.gone(worker)
         self._late.pop(worker.id, None)
         del self._heard[worker.id], self._watches[worker.id]
         mind.out.append(WorkerGone(worker.id, cause))
         self._retries.worker_died(worker, cause=cause)
+        mind.router.gone(worker)
         mind.fleet.leave(worker)
 
     def _now(self) -> float:
@@ -194,15 +195,16 @@ class Leases:
             if silent_s >= policy.revoke_s:
                 self.revoke(worker, cause=f"silent for {policy.revoke_s:g} s")
                 return
-            self._probe(worker)
+            self.probe(worker)
         self._watch(worker)
 
     def _suspect(self, worker: Worker) -> None:
         worker.phase = Phase.SUSPECT
         self._mind.changed(worker, opened=False)
-        self._probe(worker)
+        self.probe(worker)
 
-    def _probe(self, worker: Worker) -> None:
+    def probe(self, worker: Worker) -> None:
+        """Ask a worker whether it lives; its answer also moves the echo past a lost order."""
         if not worker.probing:
             worker.probing = True
             self._mind.out.append(Probe(worker.id, self._mind.fleet.number_order(worker)))
@@ -222,7 +224,7 @@ class Leases:
         return True
 
     def _resume_after_grace(self) -> None:
-        if self._link_up and self._fleet_silent_until_s is None:
+        if self._mind.link_up and self._fleet_silent_until_s is None:
             self._clock.resume(self._mind.at_s + self._mind.policy.leases.grace_s)
 
     def _look_at_progress(self, lease: Lease, at_s: float) -> None:

@@ -11,15 +11,16 @@ import random
 from dataclasses import replace
 
 from broker.core.alarms import Alarms
+from broker.core.blame import is_suspect
 from broker.core.costs import Costs, cost_tokens
 from broker.core.decisions import Decision, Release
 from broker.core.events import JobSpec
 from broker.core.fleet import Fleet
 from broker.core.ledger import Ledger
+from broker.core.placement import Router
 from broker.core.policy import Policy
 from broker.core.queues import AGED_BANDS, Queues, Waiting
 from broker.core.quotas import Quotas
-from broker.core.routing import Router
 from broker.core.state import Lease, Worker
 from broker.wire.messages import Attempt, Failure
 
@@ -35,6 +36,8 @@ class Mind:
         self.at_s = 0.0
         self.dispatching = False
         """Start-up is over. Before, nothing is dispatched, revoked, rejected or expired."""
+        self.link_up = True
+        """While our own link is down nothing is dispatched: it could not be sent."""
         self.out: list[Decision] = []
         self.quotas = Quotas(policy.quotas, at_s=0.0)
         self.queues = Queues(policy, self.quotas)
@@ -45,6 +48,8 @@ class Mind:
         """Began to wait in this step: they are looked at, told and given their alarms at its
         end."""
         self.attempts = 0
+        self.suspects: dict[str, int] = {}
+        """By worker, jobs there that one more worker's death would end."""
         self._revoked: dict[str, Attempt] = {}
         """Attempts of earlier epochs that were adopted and are over: not to be adopted again. One
         of this epoch that has no lease needs no note: it was ours."""
@@ -91,11 +96,17 @@ class Mind:
         counters.cost_max = max(counters.cost_max, lease.cost_tokens / queue.weight)
         stall_s = self.policy.leases.stall_s
         self.progress_alarms.set(lease.progressed_at_s + stall_s, lease)
+        if is_suspect(lease.failures, self.policy.leases):
+            self.suspects[worker.id] = self.suspects.get(worker.id, 0) + 1
 
     def unleases(self, lease: Lease, *, unstarted: bool = False, refund: bool = True) -> Worker:
         """Take a job back from its worker; by default its lane gets its tokens back."""
         worker = self.fleet.workers[lease.worker]
         self.ledger.remove(lease, worker, unstarted=unstarted)
+        if is_suspect(lease.failures, self.policy.leases):
+            self.suspects[worker.id] -= 1
+            if not self.suspects[worker.id]:
+                del self.suspects[worker.id]
         if lease.attempt.epoch != self.epoch:
             self._revoked[lease.job.key] = lease.attempt
         if refund:
@@ -144,7 +155,8 @@ class Mind:
         """Let pools and router see a worker's new state. `opened`: it may take more than before."""
         self.fleet.refresh(worker)
         self.router.changed(worker)
-        if opened and len(worker.leases) < worker.slots:
+        takes_more = len(worker.leases) < worker.slots and not worker.held_off
+        if opened and takes_more and self.fleet.serves_now(worker):
             for model in worker.models:
                 self.queues.pool(model).opened()
 

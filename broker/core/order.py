@@ -18,24 +18,29 @@ same however many wait.
 from collections.abc import Iterator
 from dataclasses import replace
 from heapq import merge
+from itertools import islice
 
 from broker.core.alarms import Alarms
 from broker.core.bands import LOW_BAND_MIN, Way
+from broker.core.blame import is_suspect
 from broker.core.costs import cost_tokens
 from broker.core.decisions import Dispatch, HeldBy
-from broker.core.lanes import Ranking
+from broker.core.lanes import Ranking, group_of
 from broker.core.mind import Mind
-from broker.core.queues import Line, Pool, Waiting
+from broker.core.placement import Placement
+from broker.core.queues import Line, Pool, Queue, Waiting
 from broker.core.quotas import Refusal, jobs_refusal, refusal
-from broker.core.routing import Placement
 from broker.core.state import Lease
 from broker.wire.ids import BANDS
 
 PASSES = 4
-"""How far a line is walked, in candidates to choose from: past jobs that are held for their worker
-or too large for the room there is."""
+"""How many placements are asked for, for each candidate to choose from: some are held for a
+worker."""
 
-HOLD_LOOK_S = 0.25
+SKIPS = 64
+"""How far it is walked past jobs that are surely too large: that costs next to nothing."""
+
+HOLD_LOOK_S = 0.01
 """Jobs held for a worker are looked at again this often even if nothing changed: a hold ends by
 time as well."""
 
@@ -100,7 +105,7 @@ class Order:
 
     def _choose(self, pool: Pool) -> tuple[Waiting, Placement, Way] | None:
         for band in pool.shares.owed(pool.in_line):
-            best = self._contest(pool, ((band, False), (band, True)))
+            best = self._contest(pool, [(band, False), (band, True)])
             if best is not None:
                 return (*best, Way.SHARE)
         for band in BANDS:
@@ -110,34 +115,73 @@ class Order:
                 stands.append((rising, True))
             best = self._contest(pool, stands)
             if best is not None:
-                above = best[0].queue.band > band and sum(pool.in_line[: band + 1])
-                return (*best, Way.AGED if above else Way.PRIORITY)
+                rose = best[0].queue.band > band and any(pool.in_line[:rising])
+                return (*best, Way.AGED if rose else Way.PRIORITY)
         return None
 
     def _contest(
-        self, pool: Pool, stands: list[tuple[int, bool]] | tuple[tuple[int, bool], ...]
+        self, pool: Pool, stands: list[tuple[int, bool]]
     ) -> tuple[Waiting, Placement] | None:
         """Find the best job of the least served lanes that have one which may go."""
-        slack = self._mind.policy.order.lane_slack_tokens
-        lanes_max = self._mind.policy.order.candidates_max
+        order = self._mind.policy.order
         fair: list[Line] = []
+        passed: list[Queue] = []
         least = 0.0
-        for counter, lane, band, aged in _entries(pool, stands):
-            if fair and (counter > least + slack or len(fair) >= lanes_max):
+        best: tuple[Waiting, Placement] | None = None
+        for counter, lane, band, aged in self._entries(pool, stands):
+            if fair and (
+                counter > least + order.lane_slack_tokens or len(fair) >= order.candidates_max
+            ):
                 best = self._best(fair)
                 if best is not None:
-                    return best
+                    break
+                passed += [line[0][3].queue for line in fair]
                 fair = []
             queue = pool.queues[lane, band]
             line = queue.aged if aged else queue.fresh
             blocked = jobs_refusal(queue.rows)
             if blocked is not None:
                 self._hold(line[0][3], HeldBy.QUOTA, blocked)
+                passed.append(queue)
                 continue
             if not fair:
                 least = counter
             fair.append(line)
-        return self._best(fair) if fair else None
+        if best is None and fair:
+            best = self._best(fair)
+        if best is not None:
+            self._lift(passed, best[0].queue)
+        return best
+
+    def _entries(self, pool: Pool, stands: list[tuple[int, bool]]) -> Iterator[_Entry]:
+        """List the lanes that stand in a contest, least served first."""
+        ranked: list[Iterator[_Entry]] = []
+        for band, aged in stands:
+            ranking = (pool.aged if aged else pool.fresh)[band]
+            if ranking and not self._is_blocked(pool, ranking, band=band, aged=aged):
+                ranked.append(_stand(ranking, band=band, aged=aged))
+        return ranked[0] if len(ranked) == 1 else merge(*ranked)
+
+    def _is_blocked(self, pool: Pool, ranking: Ranking, *, band: int, aged: bool) -> bool:
+        """Say whether a row over all lanes holds back a whole band, so that none need a look."""
+        queue = pool.queues[ranking.first, band]
+        blocked = jobs_refusal(usage for usage in queue.rows if usage.row.lane is None)
+        if blocked is None:
+            return False
+        line = queue.aged if aged else queue.fresh
+        self._hold(line[0][3], HeldBy.QUOTA, blocked)
+        return True
+
+    def _lift(self, passed: list[Queue], chosen: Queue) -> None:
+        """Let nobody bank the time in which it could not have gone anyway (its quota, no room)."""
+        counters = chosen.pool.counters
+        counter = counters.counter(chosen.lane, group=group_of(chosen.band))
+        floor = counter - self._mind.policy.order.lane_slack_tokens
+        for queue in passed:
+            if group_of(queue.band) == group_of(chosen.band):
+                behind = floor - counters.counter(queue.lane, group=group_of(queue.band))
+                if behind > 0:
+                    self._mind.queues.charge(queue, behind * queue.weight)
 
     def _best(self, fair: list[Line]) -> tuple[Waiting, Placement] | None:
         order = self._mind.policy.order
@@ -145,10 +189,8 @@ class Order:
         best: tuple[Waiting, Placement] | None = None
         best_key: tuple[float, float, int, str] | None = None
         for line in fair:
-            candidates = 0
-            for _, (due_at_s, sequence, key, waiting) in zip(
-                range(PASSES * candidates_max), line, strict=False
-            ):
+            candidates = passes = 0
+            for due_at_s, sequence, key, waiting in islice(line, SKIPS * candidates_max):
                 credit = order.wait_credit * (due_at_s - waiting.queue.wait_s_max)
                 if best_key is not None and credit > best_key[0]:
                     break  # Prefill takes no less than nothing, and later ones have less credit.
@@ -156,13 +198,13 @@ class Order:
                     waiting.held_by = HeldBy.ROOM
                     continue
                 placement = self._look(waiting)
-                if placement is None:
-                    continue
-                candidate_key = (placement.prefill_s + credit, due_at_s, sequence, key)
-                if best_key is None or candidate_key < best_key:
-                    best, best_key = (waiting, placement), candidate_key
-                candidates += 1
-                if candidates >= candidates_max:
+                if placement is not None:
+                    candidate_key = (placement.prefill_s + credit, due_at_s, sequence, key)
+                    if best_key is None or candidate_key < best_key:
+                        best, best_key = (waiting, placement), candidate_key
+                    candidates += 1
+                passes += 1
+                if candidates >= candidates_max or passes >= PASSES * candidates_max:
                     break
         return best
 
@@ -182,14 +224,15 @@ class Order:
         if blocked is not None:
             self._hold(waiting, HeldBy.QUOTA, blocked)
             return None
+        apart = mind.suspects if is_suspect(waiting.failures, mind.policy.leases) else ()
         placement = mind.router.place(
             waiting.job,
-            excluded=waiting.excluded,
+            excluded=(*waiting.excluded, *apart) if apart else waiting.excluded,
             at_s=mind.at_s,
             output_tokens=waiting.output_tokens_expected,
         )
-        if placement.worker is None:
-            self._hold_back(waiting, placement)
+        if placement.worker is None or placement.worker.id in apart:
+            self._hold_back(waiting, placement, excluding=bool(waiting.excluded or apart))
             return None
         blocked = refusal(queue.rows, _cost(waiting, placement), at_s=mind.at_s)
         if blocked is not None:
@@ -197,7 +240,7 @@ class Order:
             return None
         return placement
 
-    def _hold_back(self, waiting: Waiting, placement: Placement) -> None:
+    def _hold_back(self, waiting: Waiting, placement: Placement, *, excluding: bool) -> None:
         pool = waiting.queue.pool
         if placement.held_for:
             pool.holding = True
@@ -206,7 +249,7 @@ class Order:
             self._hold(waiting, HeldBy.NO_WORKERS)
         else:
             self._hold(waiting, HeldBy.ROOM)
-            if not waiting.excluded:
+            if not excluding:
                 pool.no_room = replace(
                     waiting.job, output_tokens_max=waiting.output_tokens_expected
                 )
@@ -274,18 +317,6 @@ class Order:
                 explanation,
             )
         )
-
-
-def _entries(
-    pool: Pool, stands: list[tuple[int, bool]] | tuple[tuple[int, bool], ...]
-) -> Iterator[_Entry]:
-    """List the lanes that stand in a contest, least served first."""
-    ranked = [
-        _stand(ranking, band=band, aged=aged)
-        for band, aged in stands
-        if (ranking := (pool.aged if aged else pool.fresh)[band])
-    ]
-    return iter(ranked[0]) if len(ranked) == 1 else merge(*ranked)
 
 
 def _stand(ranking: Ranking, *, band: int, aged: bool) -> Iterator[_Entry]:

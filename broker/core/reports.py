@@ -24,6 +24,9 @@ from broker.core.state import Lease, Worker
 from broker.wire.ids import split_job_key
 from broker.wire.messages import Attempt, Heartbeat, InFlight, Reason
 
+RATE_RISE_RATIO_MIN = 1.1
+"""A smaller rise of a worker's prefill rate is no reason to look at the queues again."""
+
 
 class Reports:
     """Takes heartbeats."""
@@ -90,7 +93,7 @@ class Reports:
         if beat.engine_incarnation != worker.engine_incarnation:
             worker.engine_incarnation = beat.engine_incarnation
             self._mind.router.cache_lost(worker)
-        before = (worker.models, worker.slots, worker.ready, worker.draining, worker.held_off)
+        before = _capacity(worker)
         worker.models, worker.slots, worker.ready = beat.models, beat.slots, beat.ready
         worker.draining = beat.draining or worker.drain_wanted
         worker.held_off = False
@@ -98,14 +101,13 @@ class Reports:
             self._order_drain(worker)  # It may never have arrived, and saying it twice is harmless.
         if beat.epoch == self._mind.epoch:
             worker.echo = max(worker.echo, beat.echo)
-        load = beat.load
+        load, rate = beat.load, worker.prefill_tokens_s
         worker.kv_tokens_max, worker.waiting = load.kv_tokens_max, load.waiting
         worker.prefill_tokens_s, worker.decode_tokens_s = (
             load.prefill_tokens_s,
             load.decode_tokens_s,
         )
-        now = (worker.models, worker.slots, worker.ready, worker.draining, worker.held_off)
-        return now != before
+        return _capacity(worker) != before or _faster(load.prefill_tokens_s, was=rate)
 
     def _caches(self, worker: Worker, beat: Heartbeat) -> None:
         mind = self._mind
@@ -119,12 +121,12 @@ class Reports:
         for entry in beat.inflight:
             listed.add(entry.key)
             self._listed(worker, entry)
-        missing = [
-            lease
-            for lease in worker.leases.values()
-            if lease.job.key not in listed and lease.number <= worker.echo
-        ]
-        for lease in missing:
+        unlisted = [lease for lease in worker.leases.values() if lease.job.key not in listed]
+        for lease in unlisted:
+            if lease.number > worker.echo:
+                if lease.unanswered:
+                    self._leases.probe(worker)  # If the order was lost, only a later one can tell.
+                continue
             self._differ(DifferenceKind.LEASED_NOT_RUNNING, lease.job.key, worker, lease.attempt)
             if lease.aborting and not lease.cancelled:
                 self._retries.failed(lease, Reason.STALLED, charged=True)
@@ -159,6 +161,7 @@ class Reports:
     def _listed_under_another_attempt(self, worker: Worker, lease: Lease, entry: InFlight) -> None:
         if lease.number > worker.echo:
             return  # Our order is on its way; until it has arrived, nothing is known.
+        self._differ(DifferenceKind.LEASED_NOT_RUNNING, entry.key, worker, lease.attempt)
         self._mind.unleases(lease)
         self._adopt(worker, entry, known=lease)
 
@@ -233,6 +236,23 @@ class Reports:
     def _differ(self, kind: DifferenceKind, key: str, worker: Worker, attempt: Attempt) -> None:
         detail = f"attempt {attempt.epoch}.{attempt.number}"
         self._mind.out.append(Difference(kind, key, worker.id, detail))
+
+
+def _capacity(worker: Worker) -> tuple[object, ...]:
+    """All that a worker's report may change of what it can be given."""
+    return (
+        worker.models,
+        worker.slots,
+        worker.ready,
+        worker.draining,
+        worker.held_off,
+        worker.kv_tokens_max,
+    )
+
+
+def _faster(rate: float, *, was: float) -> bool:
+    """Say whether a worker prefills so much faster that it may take more."""
+    return rate > RATE_RISE_RATIO_MIN * was
 
 
 def _spec(entry: InFlight) -> JobSpec:

@@ -4,18 +4,12 @@
   counted.
 - Failed: it waits out a back-off curve with jitter, another worker is tried, and after
   `failures_max` charged failures it is dead-lettered.
-- Its worker died. Which of the jobs there killed it can't be known, so every one gets a mark (an
-  uncharged failure), and a death is charged only to a job that was alone there or has more marks
-  than any other there. A job that one more death would end runs where no other such job runs. So
-  the killer is found: its marks rise with every worker, its neighbours' only if they meet a killer
-  again. With `failures_max` marks and the last one charged, it is dead-lettered, and its neighbours
-  keep their clean record.
+- Its worker died: `blame` says which job that is charged to.
 - A stream whose first token was sent is not restarted behind the caller's back, unless the caller
   asked for that.
 """
 
-from dataclasses import dataclass
-
+from broker.core.blame import death_marks, is_charged, is_ended
 from broker.core.decisions import Cancel, DeadLetter, Expire, FailStream, HeldBy, Requeue
 from broker.core.mind import Mind
 from broker.core.policy import LeasePolicy
@@ -25,24 +19,6 @@ from broker.wire.messages import Failure, Reason
 JITTER_RATIO = 0.25
 """Back-offs vary by this much either way, so that jobs that failed together don't return
 together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """What a worker's death says of one of its jobs."""
-
-    charged: bool
-    detail: str
-
-
-def death_marks(failures: tuple[Failure, ...]) -> int:
-    """Count the workers that died under a job."""
-    return sum(1 for failure in failures if failure.reason is Reason.WORKER_LOST)
-
-
-def is_suspect(failures: tuple[Failure, ...], policy: LeasePolicy) -> bool:
-    """Say whether one more death would end the job: then it runs apart from others like it."""
-    return death_marks(failures) >= max(1, policy.failures_max - 1)
 
 
 def backoff_s(failures_charged: int, policy: LeasePolicy, *, jitter: float) -> float:
@@ -80,17 +56,14 @@ class Retries:
         failure = Failure(lease.attempt, lease.worker, reason, mind.at_s, detail, charged)
         failures = (*lease.failures, failure)
         mind.unleases(lease)
-        charges = sum(1 for one in failures if one.charged)
-        ended = charges >= policy.failures_max
-        if reason is Reason.WORKER_LOST:
-            ended = charged and death_marks(failures) >= policy.failures_max
         if self._ends_stream(lease, failures):
             return
-        if ended and not lease.cancelled:
+        if is_ended(failures, policy) and not lease.cancelled:
             mind.out.append(DeadLetter(lease.job.key, failures))
             return
         wait_s = 0.0
         if charged:
+            charges = sum(1 for one in failures if one.charged)
             wait_s = backoff_s(charges, policy, jitter=2.0 * mind.rng.random() - 1.0)
         self._again(
             lease,
@@ -103,10 +76,9 @@ class Retries:
     def worker_died(self, worker: Worker, *, cause: str) -> None:
         """Take back all jobs of a worker that died, and blame whom it must be."""
         leases = sorted(worker.leases.values(), key=lambda lease: lease.attempt)
-        marks = sorted(death_marks(lease.failures) for lease in leases)
-        for lease in leases:
-            mine = death_marks(lease.failures)
-            charged = len(marks) == 1 or (mine == marks[-1] and mine > marks[-2])
+        all_marks = [death_marks(lease.failures) for lease in leases]
+        for lease, marks in zip(leases, all_marks, strict=True):
+            charged = is_charged(marks, all_marks=all_marks)
             self.failed(lease, Reason.WORKER_LOST, charged=charged, detail=cause)
 
     def _ends_stream(self, lease: Lease, failures: tuple[Failure, ...]) -> bool:

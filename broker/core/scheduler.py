@@ -32,12 +32,12 @@ from broker.core.events import (
 from broker.core.leases import Leases
 from broker.core.mind import Mind
 from broker.core.order import Order
+from broker.core.placement import Router
 from broker.core.policy import Policy
 from broker.core.queues import AGED_BANDS, Waiting
 from broker.core.quotas import Quotas
 from broker.core.reports import Reports
 from broker.core.retries import Retries
-from broker.core.routing import Router
 from broker.core.state import Lease
 from broker.core.views import Views
 from broker.wire.messages import Reason
@@ -151,7 +151,7 @@ class Scheduler:
     def _settle(self) -> None:
         """Dispatch what may go, and tell those that wait."""
         mind = self._mind
-        if mind.dispatching:
+        if mind.dispatching and mind.link_up:
             self._order.dispatch()
         for waiting in mind.arrivals:
             if mind.queues.waiting.get(waiting.job.key) is waiting:

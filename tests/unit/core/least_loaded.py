@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from broker.core.decisions import Candidate, Explanation, HeldBy
 from broker.core.events import JobSpec
+from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
-from broker.core.routing import Placement
 from broker.core.state import Lease, Phase, Worker
 from broker.wire.messages import CacheSummary
 

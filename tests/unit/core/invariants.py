@@ -1,0 +1,105 @@
+"""What must hold in the core after every step, whatever happened."""
+
+from collections.abc import Iterable
+
+from broker.core.blame import is_suspect
+from broker.core.events import JobSpec
+from broker.core.mind import Mind
+from broker.core.policy import QuotaRow
+from broker.core.queues import Pool
+from broker.core.quotas import refusal
+from broker.core.scheduler import Scheduler
+from broker.core.state import Lease
+from broker.wire.ids import BANDS, BATCH_BAND
+from tests.unit.core.least_loaded import LeastLoadedRouter
+
+
+def matches(row: QuotaRow, job: JobSpec) -> bool:
+    """Say whether a row bounds a job."""
+    return (
+        row.lane in (None, job.lane)
+        and row.band in (None, job.band)
+        and row.model in (None, job.model)
+    )
+
+
+def check_sums(scheduler: Scheduler) -> None:
+    """Every sum equals what it is a sum of: the live leases, and the waiting jobs."""
+    mind = scheduler._mind
+    leases = list(mind.ledger)
+    _check_workers(mind, leases)
+    for usage in mind.quotas.rows:
+        matching = [lease for lease in leases if matches(usage.row, lease.job)]
+        assert usage.inflight_jobs == len(matching)
+        assert usage.inflight_tokens == sum(lease.cost_tokens for lease in matching)
+        assert usage.queued_jobs == sum(
+            1
+            for one in mind.queues.waiting.values()
+            if one.job.band != BATCH_BAND and matches(usage.row, one.job)
+        )
+    for pool in mind.queues.pools.values():
+        assert pool.inflight_jobs == sum(lease.job.model == pool.model for lease in leases)
+        assert pool.slots == sum(worker.slots for worker in pool.workers.values())
+        _check_lines(mind, pool)
+
+
+def _check_workers(mind: Mind, leases: list[Lease]) -> None:
+    for worker in mind.fleet.workers.values():
+        mine = [lease for lease in leases if lease.worker == worker.id]
+        assert set(map(id, worker.leases.values())) == set(map(id, mine))
+        assert worker.kv_tokens == sum(lease.kv_tokens for lease in mine)
+        assert worker.decoding_jobs == sum(lease.prefilled for lease in mine)
+        assert worker.backlog_tokens == sum(
+            lease.uncached_tokens for lease in mine if not lease.prefilled
+        )
+        for model in worker.models:
+            in_pool = worker.id in mind.queues.pool(model).workers
+            assert in_pool == mind.fleet.serves_now(worker)
+
+
+def _check_lines(mind: Mind, pool: Pool) -> None:
+    for (lane, band), queue in pool.queues.items():
+        mine = [one for one in mind.queues.waiting.values() if one.queue is queue]
+        assert queue.waiting_jobs == len(mine)
+        assert queue.work_tokens == sum(one.work_tokens for one in mine)
+        lined = sorted(one.place for one in mine if not one.resting)
+        assert lined == sorted(entry[:3] for entry in (*queue.fresh, *queue.aged))
+        assert queue.fresh == sorted(queue.fresh, key=lambda entry: entry[:3])
+        assert (lane in pool.fresh[band]) == bool(queue.fresh)
+        assert (lane in pool.aged[band]) == bool(queue.aged)
+    for band in BANDS:
+        queues = [queue for (_, other), queue in pool.queues.items() if other == band]
+        assert pool.in_line[band] == sum(len(queue.fresh) + len(queue.aged) for queue in queues)
+        assert pool.work_tokens[band] == sum(queue.work_tokens for queue in queues)
+
+
+def check_rows(scheduler: Scheduler, dispatched: Iterable[JobSpec]) -> None:
+    """No row is overshot by what was just dispatched."""
+    jobs = list(dispatched)
+    for usage in scheduler._mind.quotas.rows:
+        row = usage.row
+        if any(matches(row, job) for job in jobs):
+            assert usage.inflight_jobs <= usage.jobs_limit
+            assert row.inflight_tokens_max is None or (
+                usage.inflight_tokens <= row.inflight_tokens_max
+            )
+            assert row.tokens_per_min is None or usage.bucket_tokens >= 0
+
+
+def check_work_conservation(scheduler: Scheduler, router: LeastLoadedRouter) -> None:
+    """Nobody waits who may go: past back-off, within its rows, with room somewhere."""
+    mind = scheduler._mind
+    for waiting in mind.queues.waiting.values():
+        if waiting.resting or is_suspect(waiting.failures, mind.policy.leases):
+            continue
+        placement = router.place(
+            waiting.job,
+            excluded=waiting.excluded,
+            at_s=mind.at_s,
+            output_tokens=waiting.output_tokens_expected,
+        )
+        if placement.worker is None:
+            continue
+        cost_tokens = placement.uncached_tokens + 2.0 * waiting.output_tokens_expected
+        blocked = refusal(waiting.queue.rows, cost_tokens, at_s=mind.at_s)
+        assert blocked is not None, f"{waiting.job.key} may go to {placement.worker.id}"
