@@ -45,13 +45,13 @@ class Bounds:
     jobs_per_subject_max: int = 20_000
     """Messages of one online queue, running jobs included: above the largest bound + in-flight."""
     batch_per_subject_max: int = 2_000_000
-    lane_bytes_max: int = 4 * GIB
+    lane_bytes_max: int = GIB
     """All online jobs of a lane."""
-    batch_bytes_max: int = 16 * GIB
-    results_bytes_max: int = 16 * GIB
+    batch_bytes_max: int = 4 * GIB
+    results_bytes_max: int = 4 * GIB
     results_age_s_max: float = 3 * DAY_S
     """How long a terminal record is kept: the longest batch window (24 h), and time to fetch it."""
-    dead_letters_bytes_max: int = GIB
+    dead_letters_bytes_max: int = GIB // 4
     dead_letters_age_s_max: float = 30 * DAY_S
     attempts_age_s_max: float = 7 * DAY_S
     """How long a job's failures are remembered; longer than any job lives."""

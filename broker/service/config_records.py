@@ -80,15 +80,15 @@ class StreamsConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     the server is never told a lower value, for it would delete the oldest."""
     batch_per_subject_max: Jobs = 2_000_000
     """The same of a batch queue."""
-    lane_bytes_max: Bytes = 4 * GIB
+    lane_bytes_max: Bytes = GIB
     """JOBS_<lane>: all online jobs of a lane."""
-    batch_bytes_max: Bytes = 16 * GIB
+    batch_bytes_max: Bytes = 4 * GIB
     """BATCH_<lane>: all batch jobs of a lane."""
-    results_bytes_max: Bytes = 16 * GIB
+    results_bytes_max: Bytes = 4 * GIB
     """RESULTS_<lane>: terminal records. When full, no job can end: see `inferlane doctor`."""
     results_age_s_max: Annotated[float, Meta(ge=60)] = 3 * 86_400.0
     """How long a result can be fetched; longer than the longest batch window."""
-    dead_letters_bytes_max: Bytes = GIB
+    dead_letters_bytes_max: Bytes = GIB // 4
     dead_letters_age_s_max: Annotated[float, Meta(ge=60)] = 30 * 86_400.0
     duplicate_window_s: Annotated[float, Meta(ge=1, le=3600)] = 120.0
     """How long the server knows a submission's id and swallows the same one."""

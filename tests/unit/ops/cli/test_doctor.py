@@ -188,10 +188,10 @@ def _with_streams(config: Config, **fields: Any) -> Config:
 def test_sizes_are_compared_with_the_configuration() -> None:
     """Without one, they are the operator's own; with one, they have to be its."""
     streams = a_cluster(config=a_config()).streams
-    other = a_config(lane_bytes_max=GIB)
+    other = a_config(lane_bytes_max=2 * GIB)
     assert _of(a_cluster(streams=streams), "streams", Level.FAIL) == []
     assert _of(a_cluster(config=other, streams=streams), "streams", Level.FAIL) == [
-        "JOBS_acme: max_bytes is 4294967296, not 1073741824"
+        "JOBS_acme: max_bytes is 1073741824, not 2147483648"
     ]
 
 
@@ -225,10 +225,10 @@ def test_batch_stream_too_small_for_a_million() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"disk_free_bytes": 10 * GIB}, "may grow by 37.0 GiB, and the disk has 10.0 GiB"),
+        ({"disk_free_bytes": 5 * GIB}, "may grow by 9.2 GiB, and the disk has 5.0 GiB"),
         (
-            {"durability": Durability(0.0, "x", storage_bytes_max=40 * GIB)},
-            "may grow to 37.0 GiB, and the server allows 40.0 GiB",
+            {"durability": Durability(0.0, "x", storage_bytes_max=10 * GIB)},
+            "may grow to 9.2 GiB, and the server allows 10.0 GiB",
         ),
     ],
 )
