@@ -2,9 +2,9 @@
 
 Of a few holders at the same depth all are candidates. More are represented by the least loaded with
 room and the least loaded without: the others hold the same and are worse off. A crowd (a system
-prompt that hundreds hold) is not even listed: its best is met early on the way from the front of
-the pool's order, after (workers ÷ crowd) steps on average. So a decision looks at about the square
-root of the number of workers at most, and at WALK_MAX whatever happens.
+prompt that most hold) is not even listed: its best is met on the way from the front of the pool's
+order, after (workers ÷ crowd) steps on average. So a decision looks at about the square root of the
+number of workers, and at WALK_MAX whatever happens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,9 +22,9 @@ from broker.wire.prompt import BYTES_PER_TOKEN
 HOLDERS_EACH_MAX = 4
 """So few holders at one depth are all candidates."""
 
-WALK_MAX = 64
-"""Most holders of one depth that are listed, and most steps from the front of a pool's order: at
-64² workers both ways cost the same."""
+WALK_MAX = 128
+"""Most steps from the front of a pool's order in search of one of a crowd, or of one outside: twice
+the mean at 4,096 workers."""
 
 _entry = attrgetter("entry")
 
@@ -49,7 +49,8 @@ def holdings(
         hit_tokens = level.depth_blocks * block_tokens
         workers = level.workers & pool.bits
         if workers and hit_tokens >= prefix_tokens_min:
-            is_crowd = workers.bit_count() > WALK_MAX
+            count = workers.bit_count()
+            is_crowd = count > HOLDERS_EACH_MAX and count * count > len(pool.order)
             seats = () if is_crowd else tuple(roster.of_bits(workers))
             found.append(Holding(workers, hit_tokens, seats))
     return tuple(found)
