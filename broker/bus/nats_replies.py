@@ -12,8 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from broker.bus.base import LinkDown, Timeout
+from broker.bus.base import BusError, LinkDown, Timeout
 from broker.bus.nats_link import Link
+
+WAITING_MAX = 100_000
+"""Requests under way at once; beyond it something is wrong with who asks."""
 
 
 class Reply(NamedTuple):
@@ -46,7 +49,10 @@ class Replies:
     async def ask(
         self, subject: str, data: bytes, *, headers: bytes = b"", timeout_s: float
     ) -> Reply:
-        """Send and wait for one answer. Raises Timeout, LinkDown, PayloadTooLarge."""
+        """Send and wait for one answer. Raises Timeout, LinkDown, PayloadTooLarge, BusError."""
+        if len(self._waiting) >= WAITING_MAX:
+            message = f"{WAITING_MAX} requests wait for their answers already"
+            raise BusError(message)
         token = b"%d" % next(self._tokens)
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._link.send(subject, data, reply=f"{self._prefix}{token.decode()}", headers=headers)

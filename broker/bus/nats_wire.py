@@ -14,6 +14,7 @@ What is changed in the client, and why (each trap has a test in
 """
 
 import asyncio
+import re
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable
@@ -57,6 +58,10 @@ class Credentials:
     tls: ssl.SSLContext | None = None
 
 
+_REFUSED = re.compile(r"authorization violation|authentication (expired|revoked)", re.IGNORECASE)
+"""How a server says so. Its "authentication timeout" is haste, not refusal."""
+
+
 class RefusedCredentials(BusError):
     """The server does not know us by these credentials: trying again won't help."""
 
@@ -79,7 +84,11 @@ class Wire(Client):
         self._pong_waiters: deque[asyncio.Future[bool]] = deque()
 
     async def dial(self, url: str, *, name: str, credentials: Credentials) -> None:
-        """Connect, or raise LinkDown or RefusedCredentials. Bounded by the caller."""
+        """Connect, or raise LinkDown, RefusedCredentials, BusError. Bounded by the caller."""
+        creds = credentials.creds_file
+        if creds is not None and not await asyncio.to_thread(creds.is_file):
+            message = f"no credentials file {creds}"
+            raise BusError(message)
         try:
             await self.connect(
                 [url],
@@ -94,17 +103,23 @@ class Wire(Client):
                 user=credentials.user or None,
                 password=credentials.password or None,
                 token=credentials.token or None,
-                user_credentials=str(credentials.creds_file) if credentials.creds_file else None,
+                user_credentials=str(creds) if creds else None,
                 tls=credentials.tls,
             )
         except (OSError, nats.errors.Error, TimeoutError, asyncio.IncompleteReadError) as error:
             await self.end()
             said = "; ".join([*self._trouble, str(error)])
-            if "authorization" in said.lower() or "authentication" in said.lower():
+            if _REFUSED.search(said):
                 message = f"{url} refused our credentials"
                 raise RefusedCredentials(message) from error
             message = f"can't reach {url}: {said}"
             raise LinkDown(message) from error
+        except ImportError as error:
+            await self.end()
+            message = (
+                f"a credentials file needs a package that is missing: pip install {error.name}"
+            )
+            raise BusError(message) from error
         except BaseException:
             await self.end()
             raise

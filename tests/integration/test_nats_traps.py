@@ -1,6 +1,7 @@
 """Each trap of the nats client and server that the bus was built around, on a real server."""
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.bus import nats_link, nats_pull, nats_wire
+from broker.bus import nats_link, nats_pull, nats_replies, nats_wire
 from broker.bus.base import (
     BusError,
     ConsumerSpec,
@@ -424,6 +425,34 @@ class TestConnecting:
         with pytest.raises(BusError, match="not a NATS URL"):
             await connect("http://127.0.0.1:4222", name="t")
 
+    async def test_credentials_file_that_is_not_there(
+        self, nats_server: NatsServer, tmp_path: Path
+    ) -> None:
+        """A missing file is named, and not taken for a missing server."""
+        credentials = Credentials(creds_file=tmp_path / "none.creds")
+        with pytest.raises(BusError, match=r"no credentials file .*none\.creds"):
+            await connect(nats_server.url, name="t", credentials=credentials)
+
+    async def test_credentials_file_without_its_package(
+        self, nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A package that only credentials files need is named when it is missing."""
+        file = tmp_path / "lane.creds"
+        file.touch()
+        monkeypatch.setitem(sys.modules, "nkeys", None)
+        with pytest.raises(BusError, match="pip install nkeys"):
+            await connect(nats_server.url, name="t", credentials=Credentials(creds_file=file))
+
+    async def test_close_is_bounded(self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A server that reads nothing more does not hold up a close."""
+        monkeypatch.setattr(nats_wire, "FLUSH_S_MAX", 0.1)
+        bus = await connect(proxy.url, name="t")
+        proxy.freeze()
+        for _ in range(100):
+            await bus.publish("big", bytes(100_000))
+        async with asyncio.timeout(2):
+            await bus.close()
+
     async def test_second_server_is_tried(self, nats_server: NatsServer) -> None:
         """Of several URLs, one that answers is enough."""
         bus = await connect(f"127.0.0.1:1, {nats_server.url}", name="t")
@@ -529,6 +558,23 @@ class TestWindow:
             assert bus.counts["appends_repeated"] > 0
             await bus.close()
 
+    async def test_bound_on_requests(
+        self, nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """More requests than WAITING_MAX can't be under way: the next is refused at once."""
+        monkeypatch.setattr(nats_replies, "WAITING_MAX", 3)
+        await listening(nats_bus, "work.w1")
+        requests = [
+            asyncio.ensure_future(nats_bus.request("work.w1", b"", timeout_s=60)) for _ in range(4)
+        ]
+        done, pending = await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+        assert (len(done), len(pending)) == (1, 3)
+        assert isinstance(done.pop().exception(), BusError)
+        for request in pending:
+            request.cancel()
+        await asyncio.wait(pending)
+        assert nats_bus._replies.waiting == 0
+
     async def test_waiting_for_room_times_out(self, bus: NatsBus, proxy: Proxy) -> None:
         """Who finds no room in time is told, and was not sent."""
         await bus.ensure_stream(a_stream())
@@ -600,6 +646,14 @@ class TestTopologyTraps:
             await heard.count(1)
             assert (bus.counts["link_errors"], bus.counts["links_lost"]) == (2, 0)
             await bus.close()
+
+    async def test_walk_over_large_messages(self, nats_bus: NatsBus) -> None:
+        """More bytes than the server sends at once are read in several goes."""
+        await nats_bus.ensure_stream(a_stream())
+        for number in range(20):
+            await nats_bus.append(SUBJECT, bytes([number]) * 700_000)
+        seen = [item.data[0] async for item in nats_bus.messages(STREAM)]
+        assert seen == list(range(20))
 
     async def test_walk_over_a_lost_link(self, bus: NatsBus, proxy: Proxy) -> None:
         """A walk that is cut off says so; nothing waits for ever."""

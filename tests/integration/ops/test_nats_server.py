@@ -87,6 +87,14 @@ def test_failed_start_shows_the_servers_own_words() -> None:
     server.close()
 
 
+def test_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest lines of the server's log are kept, no more than LOG_LINES_MAX."""
+    monkeypatch.setattr(server_module, "LOG_LINES_MAX", 4)
+    with NatsServer() as server:
+        assert len(server.log) == 4
+        assert "Server is ready" in server.log[-1]
+
+
 def test_port_that_is_taken() -> None:
     """Two servers can't have one port: the second says so."""
     with NatsServer() as first:

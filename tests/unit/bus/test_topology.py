@@ -3,7 +3,7 @@
 import pytest
 
 from broker.bus import topology
-from broker.bus.base import Bus, LinkDown, NoStream, StreamFull, WrongSequence
+from broker.bus.base import Bus, LinkDown, NoStream, StreamFull, StreamSpec, WrongSequence
 from broker.bus.memory import MemoryBus
 from broker.bus.topology import Bounds, LanePlan
 from broker.wire import subjects
@@ -146,6 +146,24 @@ async def test_queue_made_when_first_needed() -> None:
     spec = await topology.ensure_queue(bus, "acme", 2, "meta/llama")
     puller = await pulling(bus, stream=spec.stream, consumer=spec.name)
     assert (await puller.heard.count(1))[0].data == b"job"
+
+
+async def test_set_up_side_by_side_but_bounded() -> None:
+    """However many lanes there are, no more than ENSURE_AT_ONCE_MAX requests are under way."""
+    peaks: list[int] = []
+
+    class Counting(MemoryBus):
+        at_work = 0
+
+        async def ensure_stream(self, spec: StreamSpec) -> None:
+            self.at_work += 1
+            peaks.append(self.at_work)
+            await super().ensure_stream(spec)
+            self.at_work -= 1
+
+    lanes = [LanePlan(f"lane-{number}", ("tiny",)) for number in range(20)]
+    await topology.apply(Counting(), topology.of(lanes))
+    assert max(peaks) == topology.ENSURE_AT_ONCE_MAX
 
 
 async def test_first_trouble_is_a_bus_error() -> None:
