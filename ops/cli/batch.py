@@ -14,7 +14,6 @@ from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable
 from ops.cli.producing import ConfigFlag, LaneFlag, lane_of, seconds, settings
 
 if TYPE_CHECKING:
-    from producers.batch.check import Findings
     from producers.batch.plan import Plan
     from producers.batch.runner import Report
     from producers.client import Client
@@ -179,7 +178,8 @@ def check(
 ) -> int:
     """Look a batch file over, and estimate its tokens and hours. Nothing is run.
 
-    With --lane the lane's offer is asked for too, so that models it doesn't have are found.
+    With --lane the cluster is asked too: models that the lane doesn't have are found, and the hours
+    are estimated from what its workers get through now.
 
         inferlane batch check in.jsonl --tokens-per-second 20000
 
@@ -189,6 +189,9 @@ def check(
     Exit codes: 0 all lines are good, 1 some are bad, 2 the file can't be used, 3 --lane was given
     and the cluster can't be reached.
     """
+    import uvloop
+
+    from ops.cli.batch_estimate import Rates, ask_cluster, told
     from ops.cli.output import say
     from producers.batch.check import check_batch
     from producers.batch.errors import BatchError
@@ -197,12 +200,13 @@ def check(
         message = "--tokens-per-second must be above 0"
         raise Misused(message)
     found = settings(config, cluster, lane=lane)
-    models = _models(found) if lane is not None else None
+    offered = None if lane is None else uvloop.run(ask_cluster(found, lane_of(found)))
+    models = offered.models if offered else None
     try:
         findings = check_batch(input_file, endpoint=endpoint, models=models)
     except BatchError as error:
         raise Misused(str(error)) from error
-    for line in _told(findings, tokens_per_second):
+    for line in told(findings, tokens_per_second, offered.rates if offered else Rates()):
         say(line)
     return ExitCode.FAILED if findings.faults else ExitCode.OK
 
@@ -285,26 +289,6 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, asked)
 
 
-def _models(found: "ProducerConfig") -> frozenset[str]:
-    """Ask the cluster which models the lane offers."""
-    import uvloop
-
-    from producers.errors import ProducerError
-
-    async def ask() -> frozenset[str]:
-        async with _client(found, lane=lane_of(found), client_id="") as client:
-            offer = client.offer
-        if offer is None:
-            message = f"the cluster offers nothing to lane {found.lane!r}; is a broker running?"
-            raise Unreachable(message)
-        return frozenset(offer.models)
-
-    try:
-        return uvloop.run(ask())
-    except ProducerError as error:
-        raise Unreachable(str(error)) from error
-
-
 def _tell(plan: "Plan", report: "Report") -> int:
     """Say how the run ended; return the exit code."""
     from ops.cli.output import note, say
@@ -336,29 +320,3 @@ def _tell(plan: "Plan", report: "Report") -> int:
     if counts.failed:
         note(f"`inferlane batch retry {plan.output}` runs what failed again")
     return ExitCode.FAILED if failed else ExitCode.OK
-
-
-def _told(findings: "Findings", tokens_per_second: float | None) -> list[str]:
-    """The findings, line by line."""
-    bad = sum(findings.faults.values())
-    told = [f"{findings.requests + bad:,} lines: {findings.requests:,} good, {bad:,} bad"]
-    told += [f"  {fault.code}: {fault.message}" for fault in findings.first_faults]
-    if bad > len(findings.first_faults):
-        counted = ", ".join(f"{code} {count:,}" for code, count in findings.faults.most_common())
-        told.append(f"  ... and {bad - len(findings.first_faults):,} more; in all: {counted}")
-    if not findings.requests:
-        return told
-    models = ", ".join(f"{model} {count:,}" for model, count in findings.models.most_common(10))
-    shared = findings.shared_tokens / findings.prompt_tokens
-    told.append(f"endpoint: {findings.endpoint}; models: {models}")
-    told.append(
-        f"prompt tokens: about {findings.prompt_tokens:,}, of which {shared:.0%} repeat the "
-        "beginning of a neighbouring line"
-    )
-    told.append(f"output tokens: at most {findings.output_tokens_max:,}")
-    if tokens_per_second is None:
-        told.append("hours: give --tokens-per-second for an estimate")
-    else:
-        hours = findings.hours(tokens_per_second)
-        told.append(f"hours: at most {hours:,.2f} at {tokens_per_second:,.0f} tokens/s")
-    return told

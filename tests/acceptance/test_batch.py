@@ -124,6 +124,15 @@ async def test_a_detached_batch_runs_without_its_submitter(
     assert await batch.run() == (0, "100 lines: 100 completed, 0 failed")
     assert audit.started.total() == 100
     check_invariant(plan, (f"id-{number}" for number in range(100)))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ops.cli.main", "batch", "check", plan.input),
+        *("--lane", OFFLINE_LANE, "--nats", cluster.url),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0
+    assert b"100 good, 0 bad" in said
+    assert b"on the 2 workers that are there now" in said
 
 
 async def test_two_messages_of_one_job_give_one_run_and_one_answer(
