@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from broker.wire import settings
-from broker.wire.messages import ShortText
+from broker.wire.fields import ShortText
 from broker.wire.prefix import CLUSTER_SCOPE
 
 Positive = Annotated[float, Meta(gt=0, le=1e9)]

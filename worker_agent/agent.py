@@ -14,7 +14,8 @@ import structlog
 
 from broker.bus.base import Bus, BusError, Message, NotFound, Subscription
 from broker.wire import codec, subjects
-from broker.wire.messages import Count, Heartbeat, Inventory, Leader, Reason, Record
+from broker.wire.fields import Count
+from broker.wire.messages import Heartbeat, Inventory, Leader, Reason, Record
 from worker_agent.acks import Acks
 from worker_agent.attempt import Attempts
 from worker_agent.cache_model import CacheLimits, CacheModel

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from broker.wire import settings
-from broker.wire.messages import Model, Token
+from broker.wire.fields import Model, Token
 
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=1_000_000)]

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from broker.core.policy import Policy
-from broker.wire.messages import BODY_BYTES_MAX, ShortText, Token
+from broker.wire.fields import ShortText, Token
+from broker.wire.messages import BODY_BYTES_MAX
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB

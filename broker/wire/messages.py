@@ -5,19 +5,10 @@ Times named `_at_s` are Unix seconds (float); durations `_s` are seconds.
 """
 
 from enum import StrEnum
-from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from broker.wire.ids import TOKEN_CHARS_MAX
-
-Token = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9_-]{{1,{TOKEN_CHARS_MAX}}}\Z")]
-Band = Annotated[int, Meta(ge=0, le=3)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Seconds = Annotated[float, Meta(ge=0, le=1e12)]
-Model = Annotated[str, Meta(min_length=1, max_length=256)]
-ShortText = Annotated[str, Meta(max_length=256)]
-LongText = Annotated[str, Meta(max_length=4096)]
+from broker.wire.fields import Band, Count, LongText, Model, Seconds, ShortText, Token
 
 BODY_BYTES_MAX = 7_900_000
 """Largest request or response body: the server's 8 MB `max_payload`, less room for the record
