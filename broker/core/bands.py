@@ -80,24 +80,19 @@ class BandShares:
     ) -> None:
         """Account for a dispatch. `waiting_jobs` by band, this job included."""
         self.work[band, way] = self.work.get((band, way), 0.0) + cost_tokens
+        owed = self._owed
         for other in BANDS:
-            owed = self._owed[other] + bands[other].guaranteed_share * cost_tokens
-            if not waiting_jobs[other]:
-                owed = min(owed, 0.0)
-            self._owed[other] = min(owed, CREDIT_TOKENS_MAX)
-        behind = self._owed[band] - cost_tokens
+            value = owed[other] + bands[other].guaranteed_share * cost_tokens
+            if value > 0.0:
+                value = min(value, CREDIT_TOKENS_MAX) if waiting_jobs[other] else 0.0
+            owed[other] = value
+        behind = owed[band] - cost_tokens
         if way is Way.PRIORITY:
-            behind = max(behind, min(self._owed[band], -CREDIT_TOKENS_MAX))
-        self._owed[band] = behind
-        self._count_exception(band, cost_tokens, way=way, aged_share_max=aged_share_max)
-        if not sum(waiting_jobs[:LOW_BAND_MIN]):
-            # No higher demand: nothing was taken from anyone.
-            self._exception_credit = min(self._exception_credit, 0.0)
-
-    def _count_exception(
-        self, band: int, cost_tokens: float, *, way: Way, aged_share_max: float
-    ) -> None:
+            behind = max(behind, min(owed[band], -CREDIT_TOKENS_MAX))
+        owed[band] = behind
         credit = self._exception_credit + aged_share_max * cost_tokens
-        if band >= LOW_BAND_MIN and way is not Way.PRIORITY:
+        if way is not Way.PRIORITY and band >= LOW_BAND_MIN:
             credit -= cost_tokens
-        self._exception_credit = min(credit, CREDIT_TOKENS_MAX)
+        # Without higher demand nothing is taken from anyone, and nothing is saved up.
+        credit_max = CREDIT_TOKENS_MAX if any(waiting_jobs[:LOW_BAND_MIN]) else 0.0
+        self._exception_credit = min(credit, credit_max)

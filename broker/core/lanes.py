@@ -90,6 +90,10 @@ class LaneCounters:
         """Tell a lane's counter."""
         return self._counters[group].get(lane, 0.0)
 
+    def is_awake(self, lane: str, *, group: int) -> bool:
+        """Say whether a lane waits for something."""
+        return lane in self._waiting[group]
+
     def job_waits(self, lane: str, *, group: int) -> None:
         """Note one more waiting job; a lane that wakes is lifted."""
         waiting = self._waiting[group]

@@ -16,20 +16,17 @@ same however many wait.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from heapq import merge
 from itertools import islice
 
-from broker.core.alarms import Alarms
 from broker.core.bands import LOW_BAND_MIN, Way
-from broker.core.blame import is_suspect
-from broker.core.costs import cost_tokens
-from broker.core.decisions import Dispatch, HeldBy
+from broker.core.decisions import Dispatch, Explanation, HeldBy
+from broker.core.gate import Gate, cost_of
 from broker.core.lanes import Ranking, group_of
 from broker.core.mind import Mind
 from broker.core.placement import Placement
 from broker.core.queues import Line, Pool, Queue, Waiting
-from broker.core.quotas import Refusal, jobs_refusal, refusal
+from broker.core.quotas import jobs_refusal
 from broker.core.state import Lease
 from broker.wire.ids import BANDS
 
@@ -40,10 +37,6 @@ worker."""
 SKIPS = 64
 """How far it is walked past jobs that are surely too large: that costs next to nothing."""
 
-HOLD_LOOK_S = 0.01
-"""Jobs held for a worker are looked at again this often even if nothing changed: a hold ends by
-time as well."""
-
 _Entry = tuple[float, str, int, bool]
 """A lane's place in a contest: counter, lane, band, aged."""
 
@@ -51,22 +44,9 @@ _Entry = tuple[float, str, int, bool]
 class Order:
     """Chooses and dispatches."""
 
-    def __init__(self, mind: Mind) -> None:
+    def __init__(self, mind: Mind, gate: Gate) -> None:
         self._mind = mind
-        self._refills = Alarms[Pool](lambda _: True)
-        self._hold_look_at_s = 0.0
-
-    def time_passed(self) -> None:
-        """Let rows that refilled and holds that ran out be looked at again."""
-        mind = self._mind
-        for pool in self._refills.due(mind.at_s):
-            pool.settled = False
-            pool.refill_at_s = None
-        if mind.at_s >= self._hold_look_at_s:
-            self._hold_look_at_s = mind.at_s + HOLD_LOOK_S
-            for pool in mind.queues.pools.values():
-                if pool.holding:
-                    pool.settled = False
+        self._gate = gate
 
     def dispatch(self) -> None:
         """Dispatch all that may go now."""
@@ -87,16 +67,16 @@ class Order:
         return self._mind.queues.waiting.get(waiting.job.key) is waiting and not waiting.resting
 
     def _dispatch_alone(self, waiting: Waiting) -> None:
-        if self._too_large(waiting):
+        if self._gate.is_too_large(waiting):
             waiting.held_by = HeldBy.ROOM
             return
-        placement = self._look(waiting)
+        placement = self._gate.look(waiting)
         if placement is not None:
             self._give(waiting, placement, Way.PRIORITY)
 
     def _dispatch_pool(self, pool: Pool) -> None:
         pool.holding = False
-        while pool.waiting:
+        while pool.waiting and not pool.closed:
             chosen = self._choose(pool)
             if chosen is None:
                 break
@@ -108,6 +88,8 @@ class Order:
             best = self._contest(pool, [(band, False), (band, True)])
             if best is not None:
                 return (*best, Way.SHARE)
+            if pool.closed:
+                return None
         for band in BANDS:
             stands = [(band, False), (band, True)]
             rising = band + 1
@@ -117,6 +99,8 @@ class Order:
             if best is not None:
                 rose = best[0].queue.band > band and any(pool.in_line[:rising])
                 return (*best, Way.AGED if rose else Way.PRIORITY)
+            if pool.closed:
+                return None
         return None
 
     def _contest(
@@ -133,7 +117,7 @@ class Order:
                 counter > least + order.lane_slack_tokens or len(fair) >= order.candidates_max
             ):
                 best = self._best(fair)
-                if best is not None:
+                if best is not None or pool.closed:
                     break
                 passed += [line[0][3].queue for line in fair]
                 fair = []
@@ -141,13 +125,13 @@ class Order:
             line = queue.aged if aged else queue.fresh
             blocked = jobs_refusal(queue.rows)
             if blocked is not None:
-                self._hold(line[0][3], HeldBy.QUOTA, blocked)
+                self._gate.hold(line[0][3], HeldBy.QUOTA, blocked)
                 passed.append(queue)
                 continue
             if not fair:
                 least = counter
             fair.append(line)
-        if best is None and fair:
+        if best is None and fair and not pool.closed:
             best = self._best(fair)
         if best is not None:
             self._lift(passed, best[0].queue)
@@ -169,7 +153,7 @@ class Order:
         if blocked is None:
             return False
         line = queue.aged if aged else queue.fresh
-        self._hold(line[0][3], HeldBy.QUOTA, blocked)
+        self._gate.hold(line[0][3], HeldBy.QUOTA, blocked)
         return True
 
     def _lift(self, passed: list[Queue], chosen: Queue) -> None:
@@ -194,10 +178,12 @@ class Order:
                 credit = order.wait_credit * (due_at_s - waiting.queue.wait_s_max)
                 if best_key is not None and credit > best_key[0]:
                     break  # Prefill takes no less than nothing, and later ones have less credit.
-                if self._too_large(waiting):
+                if waiting.queue.pool.closed:
+                    return best
+                if self._gate.is_too_large(waiting):
                     waiting.held_by = HeldBy.ROOM
                     continue
-                placement = self._look(waiting)
+                placement = self._gate.look(waiting)
                 if placement is not None:
                     candidate_key = (placement.prefill_s + credit, due_at_s, sequence, key)
                     if best_key is None or candidate_key < best_key:
@@ -208,70 +194,17 @@ class Order:
                     break
         return best
 
-    def _too_large(self, waiting: Waiting) -> bool:
-        """Say whether a job no larger than this one found no room since something last opened."""
-        smaller = waiting.queue.pool.no_room
-        return (
-            smaller is not None
-            and waiting.job.prompt_tokens >= smaller.prompt_tokens
-            and waiting.output_tokens_expected >= smaller.output_tokens_max
-        )
-
-    def _look(self, waiting: Waiting) -> Placement | None:
-        """Find where a job may go now, through both steps; else note what holds it."""
-        mind, queue = self._mind, waiting.queue
-        blocked = jobs_refusal(queue.rows)
-        if blocked is not None:
-            self._hold(waiting, HeldBy.QUOTA, blocked)
-            return None
-        apart = mind.suspects if is_suspect(waiting.failures, mind.policy.leases) else ()
-        placement = mind.router.place(
-            waiting.job,
-            excluded=(*waiting.excluded, *apart) if apart else waiting.excluded,
-            at_s=mind.at_s,
-            output_tokens=waiting.output_tokens_expected,
-        )
-        if placement.worker is None or placement.worker.id in apart:
-            self._hold_back(waiting, placement, excluding=bool(waiting.excluded or apart))
-            return None
-        blocked = refusal(queue.rows, _cost(waiting, placement), at_s=mind.at_s)
-        if blocked is not None:
-            self._hold(waiting, HeldBy.QUOTA, blocked)
-            return None
-        return placement
-
-    def _hold_back(self, waiting: Waiting, placement: Placement, *, excluding: bool) -> None:
-        pool = waiting.queue.pool
-        if placement.held_for:
-            pool.holding = True
-            self._hold(waiting, HeldBy.AFFINITY)
-        elif not placement.servable:
-            self._hold(waiting, HeldBy.NO_WORKERS)
-        else:
-            self._hold(waiting, HeldBy.ROOM)
-            if not excluding:
-                pool.no_room = replace(
-                    waiting.job, output_tokens_max=waiting.output_tokens_expected
-                )
-
-    def _hold(self, waiting: Waiting, held_by: HeldBy, blocked: Refusal | None = None) -> None:
-        waiting.held_by = held_by
-        waiting.row = ""
-        if blocked is None:
-            return
-        pool = waiting.queue.pool
-        waiting.row = blocked.row.row.name
-        blocked.row.refused_models[pool.model] = None
-        if blocked.retry_at_s < (pool.refill_at_s or float("inf")):
-            pool.refill_at_s = blocked.retry_at_s
-            self._refills.set(blocked.retry_at_s, pool)
-
     def _give(self, waiting: Waiting, placement: Placement, way: Way) -> None:
         mind, job, worker = self._mind, waiting.job, placement.worker
         assert worker is not None, "chosen with a worker"
         pool = waiting.queue.pool
-        explanation = replace(
-            mind.router.explain(job, placement, at_s=mind.at_s),
+        why = mind.router.explain(job, placement, at_s=mind.at_s)
+        explanation = Explanation(
+            why.policy,
+            why.candidates,
+            why.previous_worker,
+            why.predicted_hit_tokens,
+            why.predicted_ttft_s,
             queue_s=max(0.0, mind.at_s - waiting.held_at_s),
             held_by=_held_by(waiting),
         )
@@ -281,7 +214,7 @@ class Order:
             worker.id,
             mind.fleet.number_order(worker),
             granted_at_s=mind.at_s,
-            cost_tokens=_cost(waiting, placement),
+            cost_tokens=cost_of(waiting, placement),
             uncached_tokens=placement.uncached_tokens,
             hit_tokens=placement.hit_tokens,
             output_tokens_expected=waiting.output_tokens_expected,
@@ -321,15 +254,6 @@ class Order:
 
 def _stand(ranking: Ranking, *, band: int, aged: bool) -> Iterator[_Entry]:
     return ((counter, lane, band, aged) for counter, lane in ranking)
-
-
-def _cost(waiting: Waiting, placement: Placement) -> float:
-    return float(
-        cost_tokens(
-            uncached_tokens=placement.uncached_tokens,
-            output_tokens=waiting.output_tokens_expected,
-        )
-    )
 
 
 def _held_by(waiting: Waiting) -> HeldBy:

@@ -125,6 +125,8 @@ class Pool:
     inflight_jobs: int = 0
     no_room: JobSpec | None = None
     """A job for which no worker had room: none has for a larger one until something opens."""
+    closed: bool = False
+    """No worker has room for even the smallest job, until something opens."""
     settled: bool = False
     """All in line were looked at since a worker or a row last gave way: only newcomers may go."""
     refill_at_s: float | None = None
@@ -139,7 +141,7 @@ class Pool:
 
     def opened(self) -> None:
         """Note that a worker may take more than before."""
-        self.settled = False
+        self.settled = self.closed = False
         self.no_room = None
 
 
@@ -230,6 +232,8 @@ class Queues:
         """Charge a lane for work (or refund it), and move it in every ranking it stands in."""
         pool, group = queue.pool, group_of(queue.band)
         counter = pool.counters.charge(queue.lane, tokens / queue.weight, group=group)
+        if not pool.counters.is_awake(queue.lane, group=group):
+            return
         for band in BANDS:
             if group_of(band) == group:
                 for ranking in (pool.fresh[band], pool.aged[band]):

@@ -29,6 +29,7 @@ from broker.core.events import (
     Tick,
     WorkerReported,
 )
+from broker.core.gate import Gate
 from broker.core.leases import Leases
 from broker.core.mind import Mind
 from broker.core.order import Order
@@ -50,7 +51,8 @@ class Scheduler:
         mind = self._mind = Mind(policy, epoch=epoch, router=router, rng=rng)
         self._estimates = Estimates(mind)
         self._door = Door(mind, self._estimates)
-        self._order = Order(mind)
+        self._gate = Gate(mind)
+        self._order = Order(mind, self._gate)
         self._retries = Retries(mind)
         self._leases = Leases(mind, self._retries)
         self._endings = Endings(mind, self._leases, self._retries, self._estimates)
@@ -191,7 +193,7 @@ class Scheduler:
         for waiting in self._rests.due(mind.at_s):
             mind.queues.wake(waiting)
             mind.arrivals.append(waiting)
-        self._order.time_passed()
+        self._gate.time_passed()
 
     def _expire(self, waiting: Waiting) -> None:
         mind, deadline_at_s = self._mind, waiting.job.deadline_at_s

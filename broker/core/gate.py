@@ -1,0 +1,118 @@
+"""The two steps that every dispatch passes: quota rows first, then the worker's own room.
+
+A look changes no usage. A job that can't pass is told what holds it, and notes where a sign must be
+given when that may have changed: in the row that refused it, as the time at which a bucket will
+have enough, or as the smallest job for which no worker had room.
+"""
+
+from dataclasses import replace
+
+from broker.core.alarms import Alarms
+from broker.core.blame import is_suspect
+from broker.core.costs import cost_tokens
+from broker.core.decisions import HeldBy
+from broker.core.events import JobSpec
+from broker.core.mind import Mind
+from broker.core.placement import Placement
+from broker.core.queues import Pool, Waiting
+from broker.core.quotas import Refusal, jobs_refusal, refusal
+
+HOLD_LOOK_S = 0.01
+"""Jobs held for a worker are looked at again this often even if nothing changed: a hold ends by
+time as well."""
+
+
+class Gate:
+    """Says whether a job may go now, and where."""
+
+    def __init__(self, mind: Mind) -> None:
+        self._mind = mind
+        self._refills = Alarms[Pool](lambda _: True)
+        self._hold_look_at_s = 0.0
+
+    def time_passed(self) -> None:
+        """Let rows that refilled and holds that ran out be looked at again."""
+        mind = self._mind
+        for pool in self._refills.due(mind.at_s):
+            pool.settled = False
+            pool.refill_at_s = None
+        if mind.at_s >= self._hold_look_at_s:
+            self._hold_look_at_s = mind.at_s + HOLD_LOOK_S
+            for pool in mind.queues.pools.values():
+                if pool.holding:
+                    pool.settled = False
+
+    def is_too_large(self, waiting: Waiting) -> bool:
+        """Say whether a job no larger than this one found no room since something last opened."""
+        pool = waiting.queue.pool
+        smaller = pool.no_room
+        return pool.closed or (
+            smaller is not None
+            and waiting.job.prompt_tokens >= smaller.prompt_tokens
+            and waiting.output_tokens_expected >= smaller.output_tokens_max
+        )
+
+    def look(self, waiting: Waiting) -> Placement | None:
+        """Find where a job may go now, through both steps; else note what holds it."""
+        mind, queue = self._mind, waiting.queue
+        blocked = jobs_refusal(queue.rows)
+        if blocked is not None:
+            self.hold(waiting, HeldBy.QUOTA, blocked)
+            return None
+        apart = mind.suspects if is_suspect(waiting.failures, mind.policy.leases) else ()
+        placement = mind.router.place(
+            waiting.job,
+            excluded=(*waiting.excluded, *apart) if apart else waiting.excluded,
+            at_s=mind.at_s,
+            output_tokens=waiting.output_tokens_expected,
+        )
+        if placement.worker is None or placement.worker.id in apart:
+            self._hold_back(waiting, placement, excluding=bool(waiting.excluded or apart))
+            return None
+        blocked = refusal(queue.rows, cost_of(waiting, placement), at_s=mind.at_s)
+        if blocked is not None:
+            self.hold(waiting, HeldBy.QUOTA, blocked)
+            return None
+        return placement
+
+    def _hold_back(self, waiting: Waiting, placement: Placement, *, excluding: bool) -> None:
+        pool = waiting.queue.pool
+        if placement.held_for:
+            pool.holding = True
+            self.hold(waiting, HeldBy.AFFINITY)
+        elif not placement.servable:
+            self.hold(waiting, HeldBy.NO_WORKERS)
+        else:
+            self.hold(waiting, HeldBy.ROOM)
+            if not excluding:
+                self._no_room_for(waiting, pool)
+
+    def _no_room_for(self, waiting: Waiting, pool: Pool) -> None:
+        """Remember that there was none, and ask if there is any at all."""
+        pool.no_room = replace(waiting.job, output_tokens_max=waiting.output_tokens_expected)
+        smallest = JobSpec("", "", waiting.job.band, pool.model, output_tokens_max=1)
+        placement = self._mind.router.place(smallest, excluded=(), at_s=self._mind.at_s)
+        pool.closed = placement.worker is None
+
+    def hold(self, waiting: Waiting, held_by: HeldBy, blocked: Refusal | None = None) -> None:
+        """Note what holds a job, and, in the row that does, whom to look at when it gives way."""
+        waiting.held_by = held_by
+        waiting.row = ""
+        if blocked is None:
+            return
+        pool = waiting.queue.pool
+        waiting.row = blocked.row.row.name
+        blocked.row.refused_models[pool.model] = None
+        if blocked.retry_at_s < (pool.refill_at_s or float("inf")):
+            pool.refill_at_s = blocked.retry_at_s
+            self._refills.set(blocked.retry_at_s, pool)
+
+
+def cost_of(waiting: Waiting, placement: Placement) -> float:
+    """Weigh a job where it would go."""
+    return float(
+        cost_tokens(
+            uncached_tokens=placement.uncached_tokens,
+            output_tokens=waiting.output_tokens_expected,
+        )
+    )
