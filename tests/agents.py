@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from broker.bus.base import ConsumerSpec, Delivery, Message, NotFound, StreamSpec
+from broker.bus.base import Bus, ConsumerSpec, Delivery, Message, NotFound, StreamSpec
 from broker.bus.memory import MemoryBus
 from broker.engine_model.profile import DEMO
 from broker.wire import subjects
@@ -143,24 +143,16 @@ def an_answer(text: str = "hi", **fields: Any) -> Completed:
     return Completed(**{**defaults, **fields})
 
 
-class Stage:
+class Lane:
     """The broker's and the caller's side of one lane."""
 
-    work: asyncio.Task[None]
-    """The agent at work; cancelled, it is gone at once."""
-
-    def __init__(self, bus: MemoryBus, agent: Agent, *, link: MemoryBus) -> None:
+    def __init__(self, bus: Bus) -> None:
         self.bus = bus
-        self.agent = agent
-        self.link = link
-        """The agent's connection, to cut and mend; ..."""
-        self.pulse_link = bus.connection()
-        """... and that of its heartbeats."""
         self.out: list[OutEvent] = []
         self.notes: list[WorkerNote] = []
         self.beats: list[Heartbeat] = []
         self.deliveries: dict[str, Delivery] = {}
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._numbers: dict[int, int] = {}
 
     async def set_up(self) -> None:
@@ -194,26 +186,32 @@ class Stage:
         await self.bus.pull(f"JOBS_{LANE}", "b2", self._pulled, window=100)
 
     def _heard(self, into: list[Any], read: Callable[[bytes], Any]) -> Any:
-        async def hear(message: Message) -> None:
+        def hear(message: Message) -> None:
             into.append(read(message.data))
-            async with self._changed:
-                self._changed.notify_all()
+            self._changed.set()
 
         return hear
 
     def _pulled(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             self.deliveries[decode(delivery.data, Job).id] = delivery
+        self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something heard makes it true."""
-        async with self._changed:
-            await self._changed.wait_for(condition)
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def beat(self, condition: Callable[[Heartbeat], bool] = lambda _: True) -> Heartbeat:
+        """Wait until the newest heartbeat is such a one, and return it."""
+        await self.until(lambda: bool(self.beats) and condition(self.beats[-1]))
+        return self.beats[-1]
 
     async def submit(self, job: Job) -> Delivery:
         """Publish a job and pull it."""
         await self.bus.append(subjects.jobs(job.lane, job.band, job.model), encode(job))
-        await until(lambda: job.id in self.deliveries)
+        await self.until(lambda: job.id in self.deliveries)
         return self.deliveries[job.id]
 
     async def dispatch(
@@ -270,16 +268,6 @@ class Stage:
         await self.until(lambda: bool(self.ended(job_id)))
         return self.ended(job_id)[-1]
 
-    def stalls_at(self, job_id: str) -> float:
-        """When a running attempt's scope ends, on the loop's clock."""
-        ends_at = self.agent._supervisor._watches[job_key(LANE, job_id)].scope.when()
-        assert ends_at is not None
-        return ends_at
-
-    async def acknowledged(self) -> None:
-        """Wait until no record waits for its ack."""
-        await until(lambda: self.agent.ledger.unacknowledged == 0)
-
     async def record(self, job_id: str) -> TerminalRecord:
         """Read a job's record. Raises NotFound."""
         stored = await self.bus.last_message(
@@ -298,6 +286,31 @@ class Stage:
     async def queued(self) -> int:
         """Jobs in the lane's stream."""
         return (await self.bus.stream_state(f"JOBS_{LANE}")).messages
+
+
+class Stage(Lane):
+    """A lane with an agent in this process."""
+
+    work: asyncio.Task[None]
+    """The agent at work; cancelled, it is gone at once."""
+
+    def __init__(self, bus: MemoryBus, agent: Agent, *, link: MemoryBus) -> None:
+        super().__init__(bus)
+        self.agent = agent
+        self.link = link
+        """The agent's connection, to cut and mend; ..."""
+        self.pulse_link = bus.connection()
+        """... and that of its heartbeats."""
+
+    def stalls_at(self, job_id: str) -> float:
+        """When a running attempt's scope ends, on the loop's clock."""
+        ends_at = self.agent._supervisor._watches[job_key(LANE, job_id)].scope.when()
+        assert ends_at is not None
+        return ends_at
+
+    async def acknowledged(self) -> None:
+        """Wait until no record waits for its ack."""
+        await until(lambda: self.agent.ledger.unacknowledged == 0)
 
 
 @asynccontextmanager

@@ -73,9 +73,12 @@ class FaultyBus:
             count = self._counts[name]
             subject = str(args[0]) if args else ""
             await self._happen(Step(name, "before", count, subject))
-            result = await real(*args, **fields)
-            await self._happen(Step(name, "after", count, subject))
-            return result
+            try:
+                return await real(*args, **fields)
+            finally:
+                # Also after an answer that is an error: the server has been asked.
+                if not _is_cancelled():
+                    await self._happen(Step(name, "after", count, subject))
 
         return call
 
@@ -83,6 +86,11 @@ class FaultyBus:
         waiting = self._fault(step)
         if waiting is not None:
             await waiting
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def faulty(bus: Bus, fault: Fault) -> Bus:
