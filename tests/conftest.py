@@ -1,13 +1,17 @@
-"""What pytest itself needs: the product's event loop, and the rule that CI may skip nothing.
+"""What pytest itself needs: the product's event loop, an end to hangs, no skipping in CI.
 
 Only a public trace that is not in the repository may be missing: a test marked
 `trace("azure/x.csv")` skips where INFERLANE_TRACES names no folder that holds the file. Any other
 skip fails the run when CI is set, so that a missing server or engine can't turn the suite green.
 """
 
+import asyncio
+import functools
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -17,6 +21,10 @@ pytest_plugins = ["pytester"]
 
 TRACE_ABSENT = "trace absent: "
 """How the reason of the one allowed skip begins."""
+
+
+COROUTINE_SHARE = 0.9
+"""Share of its time after which a coroutine test is cancelled; at the end its process is killed."""
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, LoopFactory]:
@@ -31,6 +39,38 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         for name in marker.args:
             if not (folder / name).exists():
                 pytest.skip(TRACE_ABSENT + name)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Bound a coroutine test by its own loop, so that a hang fails alone and its fixtures end.
+
+    An alarm signal can't do it: uvloop waits in C, where Python sees no signal, and an exception
+    raised by one in some background task is swallowed with that task. What this bound can't end
+    (a blocked loop, a fixture) the timeout's thread does, with the process.
+    """
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        item.obj = _bounded(item.obj, COROUTINE_SHARE * _timeout_s(item))
+
+
+def _timeout_s(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    if marker is None:
+        return float(item.config.getoption("timeout") or item.config.getini("timeout") or 0)
+    return float(marker.args[0] if marker.args else marker.kwargs["timeout"])
+
+
+def _bounded(
+    test: Callable[..., Awaitable[None]], bound_s: float
+) -> Callable[..., Awaitable[None]]:
+    """Wrap a test so that it is cancelled after `bound_s`; 0 means no bound."""
+
+    @functools.wraps(test)
+    async def bounded(**fixtures: Any) -> None:
+        async with asyncio.timeout(bound_s if bound_s > 0 else None):
+            await test(**fixtures)
+
+    return bounded
 
 
 class SkipGuard:
