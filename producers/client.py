@@ -6,7 +6,8 @@ of jobs at once cost little more than their bodies. Closing the client ends its 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+import weakref
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,18 +99,26 @@ class Client:
             yield client
 
     async def __aenter__(self) -> Self:
-        self._closed = False
         async with AsyncExitStack() as stack:
-            out = subjects.out_of_client(self.lane, self.client_id)
-            await self._subscribe(stack, await self._bus.subscribe(out, self._on_out))
-            state = subjects.queue_state(self.lane)
-            await self._subscribe(stack, await self._bus.subscribe(state, self._on_state))
-            await self._door.load_offer()
+            try:
+                await self._listen(stack)
+            except BusError as error:
+                message = f"the message server does not answer ({error}); is it running?"
+                raise Unreachable(message) from error
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(tasks.create_task(self._watchdog.run()).cancel)
-            self._bus.on_link(self._on_link)
+            self._bus.on_link(_weakly(self))
             self._stack = stack.pop_all()
+        self._closed = False
         return self
+
+    async def _listen(self, stack: AsyncExitStack) -> None:
+        """Hear of all jobs of this client and of the lane's queues. Raises BusError."""
+        out = subjects.out_of_client(self.lane, self.client_id)
+        await self._subscribe(stack, await self._bus.subscribe(out, self._on_out))
+        state = subjects.queue_state(self.lane)
+        await self._subscribe(stack, await self._bus.subscribe(state, self._on_state))
+        await self._door.load_offer()
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True
@@ -319,7 +328,8 @@ class Client:
         except MalformedMessage:
             self.counts.garbage += 1
 
-    def _on_link(self, up: bool) -> None:  # noqa: FBT001 - the bus calls it so.
+    def on_link(self, *, up: bool) -> None:
+        """Take note that the link was lost or came back: messages may have passed unheard."""
         if self._closed:
             return
         if up:
@@ -327,6 +337,17 @@ class Client:
             return
         for ticket in self._tickets.values():
             ticket.link_lost()
+
+
+def _weakly(client: Client) -> Callable[[bool], None]:
+    """A link handler that doesn't keep a closed client: a bus can't forget its handlers."""
+    reference = weakref.ref(client)
+
+    def told(up: bool) -> None:  # noqa: FBT001 - the bus calls it so.
+        if (alive := reference()) is not None:
+            alive.on_link(up=up)
+
+    return told
 
 
 @asynccontextmanager

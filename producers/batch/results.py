@@ -151,6 +151,7 @@ class Results:
         new.sync()
         with _told(old.path):
             path.replace(old.path)
+            _sync_folder(old.path.parent)  # Else a power cut could bring the old file back.
         os.close(old.descriptor)
         self._errors = _File(old.path, new.descriptor, new.size)
         with state.transaction():
@@ -227,6 +228,14 @@ def _open(path: Path) -> _File:
                 message = f"another run writes to {path} now; wait for it, or name another --output"
                 raise OutputUnusable(message) from error
             os.close(descriptor)  # It was swapped or removed between opening and locking.
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar, cast
 
 import msgspec
 
-from broker.wire.messages import Job, TerminalRecord
+from broker.wire.messages import Job, Kind, TerminalRecord
 from producers.batch.errors import Interrupted
 from producers.batch.feed import Feed
 from producers.batch.lines import BadLine, Code, Request, bad
@@ -25,7 +25,7 @@ from producers.batch.reader import Reader, Window, Work
 from producers.batch.session import Session, Stored
 from producers.batch.source import read_lines
 from producers.batch.state import Counts, Identity
-from producers.client import Client
+from producers.client import TRANSIENT, Client
 from producers.errors import (
     ProducerError,
     QueueFull,
@@ -336,6 +336,8 @@ class _Run:
         except Refused as error:
             code = Code.MODEL_NOT_FOUND if isinstance(error, UnknownModel) else Code.INVALID_REQUEST
             return self._refused(bad(work.number, work.custom_id, code, str(error)))
+        if record.kind is Kind.REJECTED and record.reason in TRANSIENT:
+            return self._expired_line(work)  # The window leaves no time for another try.
         return self._recorded(work, record)
 
     async def _expire(self, work: Work) -> Ended:
@@ -347,6 +349,9 @@ class _Run:
             record = await self._client.find_record(work.job.id)
             if record is not None:
                 return self._recorded(work, record)
+        return self._expired_line(work)
+
+    def _expired_line(self, work: Work) -> Ended:
         self._expired += 1
         told = "the batch's window was over before it was run; `batch retry` runs it again"
         return self._refused(bad(work.number, work.custom_id, Code.BATCH_EXPIRED, told))

@@ -135,8 +135,8 @@ class Session:
         """Take away the files of a batch that read no line; what others wrote stays."""
         if self.state.last_number():
             return
-        if self.results.empty:
-            self.plan.output.unlink(missing_ok=True)
+        if not self.plan.output.stat().st_size:
+            self.plan.output.unlink()
         for ending in ("", "-wal", "-shm"):
             Path(f"{self.plan.state}{ending}").unlink(missing_ok=True)
 
