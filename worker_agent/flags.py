@@ -14,13 +14,8 @@ from worker_agent.config import WorkerConfig
 def parse_flags(arguments: Sequence[str]) -> WorkerConfig | None:
     """Read flags into a configuration; None after a mistake, which was told on standard error."""
     given = vars(_parser().parse_args(arguments))
-    return read_settings(given.pop("config"), given)
-
-
-def read_settings(path: Path | None, given: Mapping[str, Any]) -> WorkerConfig | None:
-    """Read a file, and flags (None or empty = not given) over it; mistakes as `parse_flags`."""
     try:
-        return settings.load(path, overrides=_overrides(given))
+        return settings.load(given.pop("config"), overrides=overrides(given))
     except (SettingsError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return None
@@ -32,13 +27,14 @@ def model_names(pairs: Sequence[str]) -> dict[str, str]:
     return {served: own or served for served, _, own in split}
 
 
-def _overrides(given: Mapping[str, Any]) -> dict[str, Any]:
-    overrides = {name: value for name, value in given.items() if value not in (None, (), [])}
-    if models := overrides.pop("model", None):
-        overrides["models"] = model_names(models)
-    if url := overrides.pop("nats", None):
-        overrides["nats"] = {"url": url}
-    return overrides
+def overrides(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn flags (None or empty = not given) into settings, keyed as in the file."""
+    chosen = {name: value for name, value in given.items() if value not in (None, (), [])}
+    if models := chosen.pop("model", None):
+        chosen["models"] = model_names(models)
+    if url := chosen.pop("nats", None):
+        chosen["nats"] = {"url": url}
+    return chosen
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,7 +4,8 @@
     python -m worker_agent.main --worker w1 --engine openai --base-url http://127.0.0.1:8080
 
 One line of JSON on standard output says that it is up; the log goes to standard error. Exit codes:
-0 drained and left, 1 could not start, 2 wrong settings, 3 another agent took this worker's name.
+0 drained and left, 1 could not start, 2 wrong settings, 4 another agent took this worker's name,
+130 interrupted before it was up.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ from worker_agent.heartbeat import HeartbeatThread
 
 _log = structlog.get_logger(__name__)
 
-EXIT_OK, EXIT_FAILED, EXIT_SETTINGS, EXIT_SUPERSEDED = 0, 1, 2, 3
+EXIT_OK, EXIT_FAILED, EXIT_SETTINGS, EXIT_SUPERSEDED, EXIT_INTERRUPTED = 0, 1, 2, 4, 130
+"""3 is left out: for all commands of `inferlane` it means that the cluster can't be reached."""
 
 CONNECT_RETRY_S = 0.5
 """Pause between two tries to reach the server at the start: agents may come up before it."""
@@ -117,7 +119,7 @@ def nats_connect(link: NatsLink) -> Connect:
             try:
                 return await nats.connect(link.url, name=name, credentials=credentials)
             except (LinkDown, Timeout) as error:
-                _log.warning("server not reached yet", url=link.url, error=repr(error))
+                _log.warning("server not reached yet", error=str(error))
                 await asyncio.sleep(CONNECT_RETRY_S)
 
     return connect
@@ -136,6 +138,9 @@ def run(config: WorkerConfig) -> int:
         return _fail(EXIT_SUPERSEDED, str(error))
     except (BusError, EngineError) as error:
         return _fail(EXIT_FAILED, str(error))
+    except KeyboardInterrupt:
+        # Before the signal handlers stood: there was nothing to drain yet.
+        return EXIT_INTERRUPTED
     return EXIT_OK
 
 

@@ -5,12 +5,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ops.cli.errors import Misused
 from worker_agent.config import EngineKind
 
 
 def worker(  # noqa: PLR0913  # One parameter is one flag.
     *,
-    config: Annotated[Path | None, Parameter(alias="-c")] = None,
+    config: Annotated[Path | None, Parameter(alias="-c", env_var="INFERLANE_CONFIG")] = None,
     name: str | None = None,
     nats: str | None = None,
     engine: EngineKind | None = None,
@@ -30,11 +31,12 @@ def worker(  # noqa: PLR0913  # One parameter is one flag.
 
         inferlane worker --name cpu1 --engine llama --gguf model.gguf --model my-model
 
-    Exit codes: 0 drained and left, 1 could not start, 2 wrong settings, 3 another agent runs under
-    this name. A second signal leaves at once.
+    When it is up it prints one line of JSON on standard output; the log goes to standard error. A
+    second signal leaves at once. Exit code 4: another agent runs under this name.
 
     Args:
-        config: TOML file with a [worker] table; the flags below go before it.
+        config: TOML file with a [worker] table; the flags below go before it. An example with
+            every key is ops/inferlane.toml.
         name: Name of this worker in the cluster. No two may share one.
         nats: Message server, nats://host:port.
         engine: Kind of engine.
@@ -45,8 +47,12 @@ def worker(  # noqa: PLR0913  # One parameter is one flag.
         drain_s_max: Seconds that running jobs may take to finish after SIGTERM.
     """
     from worker_agent import main
-    from worker_agent.flags import read_settings
+    from worker_agent.config import load
+    from worker_agent.flags import overrides
 
+    if config is None and name is None:
+        message = "give the worker a name, --name NAME, or a file with a [worker] table, --config"
+        raise Misused(message)
     given: dict[str, Any] = {
         "worker": name,
         "nats": nats,
@@ -57,5 +63,4 @@ def worker(  # noqa: PLR0913  # One parameter is one flag.
         "slots": slots,
         "drain_s_max": drain_s_max,
     }
-    settings = read_settings(config, given)
-    return main.EXIT_SETTINGS if settings is None else main.run(settings)
+    return main.run(load(config, overrides=overrides(given)))

@@ -221,7 +221,7 @@ async def test_of_two_agents_with_one_name_the_older_ends(
     await older.stdout.readline()
     async with an_agent_process(nats_server.url):
         _, errors = await older.communicate()
-        assert older.returncode == 3
+        assert older.returncode == 4
         assert b"give each worker a name of its own" in errors
         assert (await lane.dispatch(a_job())).answer is Answer.ACCEPTED
         await ended_exactly_once(lane)
@@ -253,3 +253,4 @@ def test_wrong_credentials_are_no_endless_wait() -> None:
         done = _run("--worker", "w", "--engine", "fake", "--model", "tiny", "--nats", url)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+    assert "wrong" not in done.stderr
