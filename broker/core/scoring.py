@@ -87,7 +87,7 @@ def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
 def weighted(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
     """Add up load and miss, each in 0..1; leaving the last worker is added by the caller."""
     prompt_tokens = need.prompt_tokens
-    hit_ratio = scored.hit_tokens / max(1, prompt_tokens)
+    hit_ratio = scored.hit_tokens / prompt_tokens if scored.hit_tokens else 0.0
     if hit_ratio < policy.hit_ratio_min:
         hit_ratio = 0.0
     miss_weight = policy.miss_weight * (1 + min(1.0, prompt_tokens / LONG_PROMPT_TOKENS))

@@ -5,6 +5,8 @@ from collections import Counter
 import pytest
 
 from broker.core.cache_router import KNOWN_JOBS_MAX, TRUST_MIN, CacheAwareRouter
+from broker.core.decisions import Candidate
+from broker.core.placement import Placement
 from broker.core.policy import PolicyName, RoutingPolicy
 from broker.core.routing import RoundRobinRouter, make_router
 from broker.core.state import Phase
@@ -75,8 +77,12 @@ def test_a_model_is_servable_while_some_worker_could_serve_it(
     """A full, busy or silent worker may serve later; one that drains, loads or is gone will not."""
     place = Place(1, policy=policy)
     place.change("w0", **field)
-    assert place.place(place.spec()).servable is servable
-    assert not place.place(place.spec(model="unheard")).servable
+    found = place.place(place.spec(prompt_tokens=77))
+    assert found.servable is servable
+    if field:
+        assert found == Placement(None, 0, 77, 0.0, servable=servable)
+    unheard = place.spec(model="unheard", prompt_tokens=77)
+    assert place.place(unheard) == Placement(None, 0, 77, 0.0, servable=False)
 
 
 @pytest.mark.parametrize("policy", [*CACHE_AWARE, "round_robin"])
@@ -646,6 +652,49 @@ def test_asking_again_costs_nothing_until_something_changes() -> None:
         assert (router.index.probes_count, router.scored_count) == before
 
 
+def test_an_equal_answer_is_the_same_answer() -> None:
+    """Where a change of the chosen worker leaves a cold job's answer as it was, it is not made
+    anew; where its prefill takes another time now, it is.
+    """
+    place = Place(2)
+    job = place.spec(("cold", 9))
+    placement = place.place(job)
+    place.change("w0", trust=0.5)
+    assert place.place(job) is placement
+    place.change("w0", prefill_tokens_s=16_000.0)
+    assert place.place(job).prefill_s == pytest.approx(placement.prefill_s / 2)
+
+
+def test_a_lone_worker_s_new_holdings_are_seen() -> None:
+    """A kept answer takes in what its only worker has been given since."""
+    place = Place(1)
+    job = place.spec(SYSTEM, ("ask", 1))
+    assert place.place(job).hit_tokens == 0
+    place.run(place.spec(SYSTEM, ("other", 1)))
+    assert place.place(job).hit_tokens > 29 * 64
+
+
+def test_a_job_can_be_explained_without_having_been_placed() -> None:
+    """An explanation looks for itself."""
+    place = Place(3)
+    place.warm("w1", SYSTEM)
+    job = place.spec(SYSTEM)
+    placement = place.place(place.spec(SYSTEM))
+    explanation = place.router.explain(job, placement, at_s=place.at_s)
+    assert explanation.candidates[0].worker == "w1"
+    assert explanation.candidates[0].hit_tokens > 0
+
+
+def test_a_session_s_last_worker_is_not_waited_for_without_a_hit() -> None:
+    """Stickiness alone holds no job: what may be cached there is not known."""
+    place = Place(2, switch_penalty_s=5.0)
+    home = place.run(place.spec(session="s"))
+    place.give(place.spec(prompt_tokens=100), home)
+    placement = place.place(place.spec(session="s"))
+    assert placement.worker is not None
+    assert placement.worker.id != home
+
+
 def test_a_worker_that_got_worse_elsewhere_changes_no_answer() -> None:
     """A dispatch to another worker leaves a job's answer as it is, without a score."""
     place = Place(8)
@@ -990,7 +1039,7 @@ def test_an_explanation_of_nowhere_is_empty() -> None:
     round_robin = Place(1, policy="round_robin")
     job = round_robin.spec()
     explanation = round_robin.router.explain(job, round_robin.place(job), at_s=1001.0)
-    assert [one.worker for one in explanation.candidates] == ["w0"]
+    assert explanation.candidates == (Candidate("w0", 0.0, 0, 0),)
     assert (explanation.policy, explanation.queue_s) == ("round_robin", 1.0)
     nowhere = round_robin.spec(model="unheard")
     placement = round_robin.place(nowhere)
@@ -1011,8 +1060,16 @@ def test_new_knobs_take_effect_and_forget_nothing() -> None:
     assert place.place(job).worker is place.workers["w0"]
     place.router.reconfigured(RoutingPolicy(prefix_tokens_min=5000))
     assert place.place(job).hit_tokens == 0
-    place.router.reconfigured(RoutingPolicy(policy="weighted"))
-    assert place.place(job).worker is place.workers["w1"]
+    place.router.reconfigured(RoutingPolicy(policy="weighted", prefix_tokens_min=0))
+    placement = place.place(job)
+    assert placement.worker is place.workers["w1"]
+    assert place.router.explain(job, placement, at_s=place.at_s).policy == "weighted"
+    lease = place.give(place.spec(prompt_tokens=10), "w1")
+    lease.hit_tokens = 5
+    place.router.hit_seen(lease, place.workers["w1"], cached_tokens=0)
+    assert place.workers["w1"].trust < 1.0
+    place.prefill(lease)
+    place.end(lease)
     place.router.reconfigured(RoutingPolicy(prefill_tokens_s=100.0))
     assert place.place(place.spec(prompt_tokens=50)).prefill_s == pytest.approx(0.5)
 
@@ -1041,6 +1098,8 @@ def test_a_prompt_longer_than_its_blocks_counts_whole_blocks_only() -> None:
     long = a_spec("long", blocks=chain(("a", 8192)), prompt_tokens=10_000_000)
     place.report("w0", 1, added=long.blocks, full=True)
     assert place.place(long).hit_tokens == 8192 * 64
+    cached_whole = a_spec("whole", blocks=long.blocks, prompt_tokens=500_000)
+    assert place.place(cached_whole).uncached_tokens == 1
     odd = a_spec("odd", blocks=chain(("b", 10)), prompt_tokens=1_000_000)
     place.report("w1", 1, added=odd.blocks, full=True)
     assert place.place(odd).hit_tokens == 10 * 256
