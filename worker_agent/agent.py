@@ -37,10 +37,6 @@ NOTICE_CHARS_MAX = 256
 """Of a heartbeat's notice, `ShortText` on the wire."""
 
 
-DUTY_PAUSE_S = 1.0
-"""Before a duty that failed by a fault of ours is begun again: no tight loop of failures."""
-
-
 class Superseded(Exception):
     """A newer agent runs under this worker's name: this one must not go on."""
 
@@ -129,7 +125,7 @@ class Agent:
             watch=self._watch,
             names=self._names,
             incarnation=self.incarnation,
-            effects=Effects(self._begin, self._supervisor.stop, self._drain_changed),
+            effects=Effects(self._begin, self._supervisor.stop, self._drain_ordered),
             now_s=now_s,
         )
         self._waiting_records: Counter[str] = Counter()
@@ -138,7 +134,8 @@ class Agent:
         self._link_is_up = asyncio.Event()
         self._lives: set[asyncio.Task[None]] = set()
         self._spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]] | None = None
-        self._superseded_by = 0
+        self._is_superseded = False
+        self._drain_changed = asyncio.Event()
         self._engine_incarnation = 0
         self._reports = 0
         self._drained = False
@@ -155,7 +152,7 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             self._spawn = group.create_task
             duties = [
-                group.create_task(_kept_up(duty))
+                group.create_task(_kept_up(duty, pause_s=self.config.duty_pause_s))
                 for duty in (
                     self._watch.run,
                     self._acks.renew,
@@ -172,7 +169,7 @@ class Agent:
                 await subscription.unsubscribe()
             for task in (*duties, *self._lives):
                 task.cancel()
-        if self._superseded_by:
+        if self._is_superseded:
             message = (
                 f"another agent runs as worker {self.config.worker} and started later: "
                 "give each worker a name of its own"
@@ -197,8 +194,7 @@ class Agent:
 
     async def _empty(self) -> None:
         """Let what runs end, then hand it back, then let acks follow: each within a bound."""
-        if not self._superseded_by:
-            await self._lives_end(self.config.drain_s_max)
+        await self._drain()
         for running in list(self.ledger.running.values()):
             self._supervisor.stop(running, Stop(Reason.HANDED_BACK))
         await self._lives_end(self.config.leave_s_max)
@@ -207,6 +203,16 @@ class Agent:
                 await self._acks.paid()
         except TimeoutError:
             _log.warning("left with acks not confirmed", acks=self._acks.owed)
+
+    async def _drain(self) -> None:
+        """Give what runs its time, unless a newer agent of this name has come."""
+        try:
+            async with asyncio.timeout(self.config.drain_s_max):
+                while self._lives and not self._is_superseded:
+                    self._drain_changed.clear()
+                    await self._drain_changed.wait()
+        except TimeoutError:
+            _log.warning("drain took too long", running=len(self.ledger.running))
 
     async def _lives_end(self, longest_s: float) -> None:
         if self._lives:
@@ -245,7 +251,8 @@ class Agent:
         except codec.MalformedMessage:
             return
         if life.incarnation > self.incarnation:
-            self._superseded_by = life.incarnation
+            self._is_superseded = True
+            self._drain_changed.set()
             self.leave()
 
     def _begin(self, running: Running) -> None:
@@ -256,10 +263,11 @@ class Agent:
 
     def _life_ended(self, task: asyncio.Task[None]) -> None:
         self._lives.discard(task)
+        self._drain_changed.set()
         if self._desk.draining and not self._lives:
             self.on_urgent()
 
-    def _drain_changed(self) -> None:
+    def _drain_ordered(self) -> None:
         _log.info("drain ordered", draining=self._desk.is_draining)
         self.on_urgent()
 
@@ -379,14 +387,14 @@ class Agent:
         return "; ".join(parts)
 
 
-async def _kept_up(duty: Callable[[], Awaitable[None]]) -> None:
+async def _kept_up(duty: Callable[[], Awaitable[None]], *, pause_s: float) -> None:
     """Run a duty for ever: a fault in one may not end the jobs that run beside it."""
     while True:
         try:
             await duty()
         except Exception:  # noqa: BLE001  # The edge of a duty.
             _log.exception("duty failed", duty=duty)
-            await asyncio.sleep(DUTY_PAUSE_S)
+            await asyncio.sleep(pause_s)
 
 
 def _cache_limits(config: WorkerConfig) -> CacheLimits:

@@ -81,10 +81,6 @@ class BlockCache:
         self._tails = 0
         """Answers' blocks made so far; they are named by negative numbers, which no hash is."""
 
-    def __len__(self) -> int:
-        """Return the number of blocks held, answers' included."""
-        return len(self._used_at_s)
-
     def depth(self, chain: Chain) -> int:
         """Return how many blocks from the front of `chain` are held."""
         # A block is held only if all before it are, so the edge is found by halving.

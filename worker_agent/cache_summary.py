@@ -27,16 +27,6 @@ class SummaryFeed:
         self._muted = False
         self._sequence = 0
 
-    @property
-    def blocks(self) -> int:
-        """How many blocks are reported."""
-        return len(self._reported_at_s)
-
-    @property
-    def sequence(self) -> int:
-        """Number of the last report taken."""
-        return self._sequence
-
     def stored(self, chain: Sequence[int], *, at_s: float) -> None:
         """Report a whole prefix, first block first; what was reported lately is not repeated."""
         if self._muted:

@@ -75,6 +75,8 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """After SIGTERM: longest wait for running jobs; what still runs is handed back."""
     leave_s_max: Positive = 5.0
     """After that: longest wait for records, acks and the last report."""
+    duty_pause_s: Positive = 1.0
+    """Before a duty of the agent that failed by a fault of ours is begun again."""
     stuck_s_max: Positive = 60.0
     """Heartbeats stop when the agent's loop has said nothing for this long: it is not busy but
     stuck."""

@@ -53,6 +53,7 @@ class Pulse:
         interval_s: float,
         stuck_s_max: float,
         now_s: Callable[[], float] = time.time,
+        tick_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
         self._fetch = fetch
@@ -60,9 +61,10 @@ class Pulse:
         self._interval_s = interval_s
         self._stuck_s_max = stuck_s_max
         self._now_s = now_s
+        self._tick_s = tick_s
         self._wake = asyncio.Event()
         self._last: Heartbeat | None = None
-        self._reported_at_s = 0.0
+        self._reported_tick_s = 0.0
         self._sent_number = 0
         self._sequence = 0
 
@@ -87,18 +89,18 @@ class Pulse:
 
     async def beat(self) -> None:
         """Send one heartbeat."""
-        now_s = self._now_s()
+        tick_s = self._tick_s()
         report = await self._fetch(self._sent_number)
         if report is not None:
             self._last = replace(report.heartbeat, summary=None)
-            self._reported_at_s = now_s
-        elif now_s - self._reported_at_s > self._stuck_s_max:
+            self._reported_tick_s = tick_s
+        elif tick_s - self._reported_tick_s > self._stuck_s_max:
             return
         heartbeat = report.heartbeat if report is not None else self._last
         if heartbeat is None:
             return
         self._sequence += 1
-        whole = replace(heartbeat, sequence=self._sequence, at_s=now_s)
+        whole = replace(heartbeat, sequence=self._sequence, at_s=self._now_s())
         try:
             await self._bus.publish(self._subject, codec.encode(whole))
         except BusError as error:
@@ -179,13 +181,23 @@ class HeartbeatThread:
         await bus.close()
 
     async def _connected(self, stopping: asyncio.Event) -> Bus | None:
-        while not stopping.is_set():
+        """Connect, however long it takes; None when told to stop before that."""
+        async with asyncio.TaskGroup() as group:
+            connecting = group.create_task(self._connect_in_the_end())
+            told = group.create_task(stopping.wait())
+            await asyncio.wait([connecting, told], return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+            connecting.cancel()
+        return None if connecting.cancelled() else connecting.result()
+
+    async def _connect_in_the_end(self) -> Bus:
+        while True:
             try:
                 return await self._connect()
-            except BusError as error:
+            except Exception as error:  # noqa: BLE001  # The edge of this loop.
+                # Without heartbeats the worker would be taken for dead while it works.
                 _log.warning("heartbeats have no connection yet", error=repr(error))
                 await asyncio.sleep(CONNECT_RETRY_S)
-        return None
 
     async def _fetch(self, sent_number: int) -> Report | None:
         future: Future[Report] = Future()

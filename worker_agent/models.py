@@ -22,14 +22,19 @@ class ModelNames:
             self.served = engine_models
 
     def body(self, job: Job) -> bytes:
-        """Return the body for the engine: untouched, but for a model it calls by another name."""
+        """Return the body for the engine: untouched if it asks for the job's model, else made to.
+
+        The job's model is what its lane was admitted for, whatever the body says; an adapter goes
+        by its own name in the body.
+        """
         name = self._configured.get(job.model, job.model)
-        if name == job.model:
-            return job.body
         try:
             fields: object = orjson.loads(job.body)
         except orjson.JSONDecodeError:
             return job.body  # The engine refuses it in its own words.
         if not isinstance(fields, dict):
             return job.body
-        return orjson.dumps({**cast("dict[str, object]", fields), "model": name})
+        asked = cast("dict[str, object]", fields)
+        if asked.get("model") == name or (job.adapter and asked.get("model") == job.adapter):
+            return job.body
+        return orjson.dumps({**asked, "model": name})

@@ -6,6 +6,7 @@ aborted in the engine.
 """
 
 import asyncio
+from asyncio import to_thread
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from worker_agent.ledger import Running, Step, Stop
 from worker_agent.models import ModelNames
 from worker_agent.notes import Notes
 from worker_agent.records import RecordWriter, Standing
+
+INLINE_BYTES_MAX = 256_000
+"""A larger body is parsed in a thread: it would hold up the loop for over a millisecond."""
 
 Verdict = Standing | Completed | EngineError | Stop
 
@@ -111,8 +115,9 @@ class Supervisor:
 
     async def _ask(self, running: Running, watch: _Watch) -> Completed:
         self._arm(running, watch, limit_s=running.order.stall_s, reason=Reason.STALLED)
+        request = await self._request(running)
         index = 0
-        async with aclosing(self._engine.run(self._request(running))) as outputs:
+        async with aclosing(self._engine.run(request)) as outputs:
             async for output in outputs:
                 if isinstance(output, Completed):
                     if output.cached_tokens is not None:
@@ -153,12 +158,14 @@ class Supervisor:
         deadline_at_s = running.job.deadline_at_s
         return deadline_at_s is not None and deadline_at_s <= self._now_s()
 
-    def _request(self, running: Running) -> EngineRequest:
+    async def _request(self, running: Running) -> EngineRequest:
         job = running.job
+        is_small = len(job.body) <= INLINE_BYTES_MAX
+        body = self._names.body(job) if is_small else await to_thread(self._names.body, job)
         return EngineRequest(
             request_id=job.request_id or running.key,
             endpoint=job.endpoint,
-            body=self._names.body(job),
+            body=body,
             stream_to_client=job.stream,
             blocks=job.blocks,
             prompt_tokens=job.prompt_tokens,

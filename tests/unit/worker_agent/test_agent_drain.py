@@ -173,6 +173,22 @@ async def test_a_newer_agent_of_the_same_name_ends_this_one() -> None:
     assert engine.aborted == ["job-1"]
 
 
+async def test_a_newer_agent_ends_a_drain_too() -> None:
+    """The older waits for nothing any more."""
+    engine = ScriptedEngine()
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
+        async with an_agent(engine=engine, drain_s_max=1e6) as stage:
+            await stage.dispatch(a_job())
+            await until(lambda: bool(engine.running))
+            stage.agent.leave()
+            await stage.until(lambda: stage.beats[-1].draining)
+            newer = a_beat(stage.agent.incarnation + 1)
+            await stage.bus.publish(subjects.heartbeat(WORKER), newer)
+            await asyncio.Event().wait()
+    assert caught.group_contains(Superseded)
+    assert engine.aborted == ["job-1"]
+
+
 async def test_an_older_agents_heartbeat_and_garbage_end_nobody() -> None:
     """A late word of an earlier life is ignored."""
     async with an_agent() as stage:

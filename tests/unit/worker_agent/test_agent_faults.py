@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 import pytest
 
@@ -21,7 +23,7 @@ from tests.agents import ScriptedEngine, Stage, an_agent, an_answer
 from tests.builders import LANE, a_job, an_attempt
 from tests.crashing import Failing, Gate, Step
 from tests.turns import until
-from worker_agent.engine.base import Chunk
+from worker_agent.engine.base import Chunk, EngineOutput, EngineRequest
 
 RESULT = subjects.result(LANE, "job-1")
 
@@ -332,3 +334,71 @@ async def test_two_aborts_count_as_the_first() -> None:
         await until(lambda: "job-1" in engine.running)
         await asyncio.gather(stage.abort(Reason.CANCELLED), stage.abort(Reason.WORKER_LOST))
         assert (await stage.end_of("job-1")).kind is Kind.CANCELLED
+
+
+async def test_a_fault_in_a_duty_stops_neither_it_nor_the_jobs() -> None:
+    """A renewal that fails by a fault of ours is begun again; the job beside it ends."""
+    engine = ScriptedEngine()
+    faulty_renewal = Failing("renew", ZeroDivisionError("bug"))
+    renewed: list[Step] = []
+
+    def both(step: Step) -> None:
+        faulty_renewal(step)
+        if step.operation == "renew" and step.when == "after":
+            renewed.append(step)
+
+    async with an_agent(engine=engine, fault=both, renew_s=0.01, duty_pause_s=0.01) as stage:
+        await stage.dispatch(a_job())
+        await until(lambda: len(renewed) >= 2)
+        assert faulty_renewal.raised == 1
+        engine.say("job-1", an_answer())
+        assert (await stage.end_of("job-1")).kind is Kind.COMPLETED
+
+
+async def test_a_link_that_comes_back_pays_the_acks_at_once() -> None:
+    """Not after the back-off, which may have grown long."""
+    engine = ScriptedEngine()
+    lost = Failing("ack", LinkDown("cut"))
+    async with an_agent(engine=engine, fault=lost, retry_base_s=60.0, retry_s_max=60.0) as stage:
+        await stage.dispatch(a_job())
+        engine.say("job-1", an_answer())
+        await stage.end_of("job-1")
+        await until(lambda: lost.raised == 1)
+        stage.link.disconnect()
+        stage.link.reconnect()
+        await stage.acknowledged()
+        assert await stage.queued() == 0
+
+
+async def test_an_engine_that_ignores_its_end_is_cut_off_all_the_same() -> None:
+    """One that swallows the cancellation and goes on gets no new time, and its answer counts."""
+
+    class Stubborn(ScriptedEngine):
+        async def run(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+            self.requests[request.request_id] = request
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            yield Chunk(output_tokens=1)
+            yield an_answer()
+
+    async with an_agent(engine=Stubborn()) as stage:
+        await stage.dispatch(a_job(), stall_s=0.01)
+        finished = await stage.end_of("job-1")
+        assert finished.outcome is Outcome.SETTLED
+        assert (await stage.record("job-1")).kind is Kind.COMPLETED
+
+
+async def test_a_deadline_that_passes_while_the_record_is_looked_for_ends_the_job() -> None:
+    """The engine is not asked for an answer that is late already."""
+    engine = ScriptedEngine()
+    now_s = [1000.0]
+
+    def pass_time(step: Step) -> None:
+        if step.operation == "last_message" and step.when == "after":
+            now_s[0] = 2000.0
+
+    async with an_agent(engine=engine, fault=pass_time) as stage:
+        stage.agent._supervisor._now_s = lambda: now_s[0]
+        await stage.dispatch(a_job(deadline_at_s=1500.0))
+        assert (await stage.end_of("job-1")).kind is Kind.EXPIRED
+        assert engine.requests == {}

@@ -50,7 +50,11 @@ class Agent:
 
 
 async def a_pulse(
-    agent: Agent, *, now_s: Callable[[], float] = time.time, **fault: Any
+    agent: Agent,
+    *,
+    now_s: Callable[[], float] = time.time,
+    tick_s: Callable[[], float] = time.monotonic,
+    **fault: Any,
 ) -> tuple[Pulse, list[Heartbeat]]:
     """A pulse on a bus of its own, and what is heard of it."""
     bus = MemoryBus()
@@ -61,7 +65,13 @@ async def a_pulse(
     )
     wrapped = faulty(bus, Failing(**fault)) if fault else bus
     pulse = Pulse(
-        wrapped, agent.fetch, worker=WORKER, interval_s=60.0, stuck_s_max=10.0, now_s=now_s
+        wrapped,
+        agent.fetch,
+        worker=WORKER,
+        interval_s=60.0,
+        stuck_s_max=10.0,
+        now_s=now_s,
+        tick_s=tick_s,
     )
     return pulse, heard
 
@@ -93,7 +103,7 @@ async def test_a_stuck_agent_falls_silent() -> None:
     """After `stuck_s_max` it is not busy any more: the broker's probe shall find out."""
     agent = Agent()
     now_s = [100.0]
-    pulse, heard = await a_pulse(agent, now_s=lambda: now_s[0])
+    pulse, heard = await a_pulse(agent, now_s=lambda: now_s[0], tick_s=lambda: now_s[0])
     await pulse.beat()
     agent.busy = True
     now_s[0] = 110.0
@@ -111,7 +121,7 @@ async def test_before_its_first_report_an_agent_is_silent() -> None:
     """Nothing is made up."""
     agent = Agent()
     agent.busy = True
-    pulse, heard = await a_pulse(agent, now_s=lambda: 0.0)
+    pulse, heard = await a_pulse(agent, tick_s=lambda: 0.0)
     await pulse.beat()
     agent.busy = False
     await pulse.beat()
@@ -154,13 +164,17 @@ async def test_a_fault_in_a_report_silences_nobody() -> None:
 class ThreadedStage:
     """A heartbeat thread whose bus lives on the thread's own loop, heard from there."""
 
-    def __init__(self, *, refusals: int = 0) -> None:
+    def __init__(self, *, refusals: int = 0, is_silent: bool = False) -> None:
+        self.is_silent = is_silent
+        self.faults = 0
         self.heard: list[Heartbeat] = []
         self.reports = 0
         self.refusals = refusals
         self.closed = False
 
     async def connect(self) -> Bus:
+        if self.is_silent:
+            await asyncio.Event().wait()
         if self.refusals:
             self.refusals -= 1
             message = "not yet"
@@ -173,6 +187,9 @@ class ThreadedStage:
         self.heard.append(decode(message.data, Heartbeat))
 
     def report(self, _: int) -> Report:
+        if self.faults:
+            self.faults -= 1
+            raise ZeroDivisionError
         self.reports += 1
         return a_report(self.reports)
 
@@ -245,9 +262,20 @@ async def test_a_refused_connection_is_tried_again() -> None:
 
 
 async def test_a_thread_that_never_connected_can_be_stopped() -> None:
-    """Leaving does not wait for a server that is away."""
-    stage = ThreadedStage(refusals=1_000_000)
+    """Leaving does not wait for a server that is away, be it refusing or silent."""
+    for stage in (ThreadedStage(refusals=1_000_000), ThreadedStage(is_silent=True)):
+        thread = a_thread(stage)
+        thread.start()
+        await thread.stop()
+        assert stage.heard == []
+
+
+async def test_a_fault_in_the_agents_report_is_the_threads_to_log() -> None:
+    """It reaches neither the agent's loop nor the thread's end: the next beat goes out."""
+    stage = ThreadedStage()
+    stage.faults = 1
     thread = a_thread(stage)
     thread.start()
+    await heard(stage, 1)
     await thread.stop()
-    assert stage.heard == []
+    assert stage.faults == 0

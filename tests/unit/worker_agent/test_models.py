@@ -29,6 +29,19 @@ def test_an_equal_name_leaves_the_body_untouched() -> None:
     assert ModelNames({}).body(job) is job.body
 
 
+@pytest.mark.parametrize("body", [b'{"model":"big"}', b"{}", b'{"model":["tiny"]}'])
+def test_a_body_that_asks_for_another_model_gets_the_jobs(body: bytes) -> None:
+    """A lane that may use one model can't reach another beside it."""
+    job = a_job(body=body, blocks=b"")
+    assert ModelNames({}).body(job) == b'{"model":"tiny"}'
+
+
+def test_an_adapter_goes_by_its_own_name() -> None:
+    """VLLM takes the adapter's name as the model."""
+    job = a_job(body=b'{"model":"tiny-de"}', blocks=b"", adapter="tiny-de")
+    assert ModelNames({}).body(job) is job.body
+
+
 def test_another_name_is_put_in_and_all_else_kept() -> None:
     """Unknown fields reach the engine."""
     job = a_job(body=a_chat_body(cache_salt="x"))
