@@ -36,7 +36,7 @@ TTL_TURNS = 4
 """A generation lasts 1/4 of the time to live at most: blocks live between 1 and 1 1/4 times
 that."""
 
-SWEEP_BLOCKS_MAX = 2048
+SWEEP_BLOCKS_MAX = 1024
 """Most blocks written, and as many forgotten, by one `sweep`: about a millisecond."""
 
 EVICT_BLOCKS_MAX = 256
