@@ -218,50 +218,63 @@ class Responder:
         self._stack.push_async_callback(pull.stop)
 
     async def _live(self, delivery: Delivery, pull: Pull) -> None:
-        """One delivery's life, tried again while the bus refuses."""
+        """One delivery's life: the record until it stands; an ack that fails brings it again."""
         job = decode(delivery.data, Job)
         self.deliveries[job.id] += 1
         self.seen.append(job)
         try:
-            while not await self._settled(job, delivery):
-                await asyncio.sleep(0.05)
+            record = None if await self._is_recorded(job) else await self._record_of(job)
+            if record is not None and await self._won(job, record) and not self.loses_end(job):
+                await self._tell_end(job, record)
+            await self.may_ack.wait()
+            with suppress(BusError):
+                await self.bus.ack(delivery.ack_subject)
         finally:
             pull.release()
 
-    async def _settled(self, job: Job, delivery: Delivery) -> bool:
-        try:
-            await self._settle(job, delivery)
-        except BusError:
-            return False
-        return True
+    async def _is_recorded(self, job: Job) -> bool:
+        while True:
+            try:
+                subject = subjects.result(job.lane, job.id)
+                await self.bus.last_message(subjects.results_stream(job.lane), subject)
+            except NotFound:
+                return False
+            except BusError:
+                await asyncio.sleep(0.05)
+            else:
+                return True
 
-    async def _settle(self, job: Job, delivery: Delivery) -> None:
-        subject = subjects.result(job.lane, job.id)
-        with suppress(NotFound):
-            await self.bus.last_message(subjects.results_stream(job.lane), subject)
-            await self.bus.ack(delivery.ack_subject)
-            return
+    async def _record_of(self, job: Job) -> TerminalRecord:
         rejection = self.reject(job)
-        record = rejection or await self._run(job)
-        life_s = max(rejection.retry_after_s, 1.0) if rejection else self.result_life_s
-        won = True
-        try:
-            await self.bus.append(
-                subject, encode(record), expected_last_subject_sequence=0, ttl_s=life_s
-            )
-        except WrongSequence:
-            won = False
-        if won and not self.loses_end(job):
-            end = (
-                StoredEnd(job=job.id) if self.stores_end else End(job=job.id, record=encode(record))
-            )
-            for _ in range(self.ends):
+        return rejection or await self._run(job)
+
+    async def _won(self, job: Job, record: TerminalRecord) -> bool:
+        """Write the record, unless one stands."""
+        is_rejection = record.kind is Kind.REJECTED
+        life_s = max(record.retry_after_s, 1.0) if is_rejection else self.result_life_s
+        while True:
+            try:
+                await self.bus.append(
+                    subjects.result(job.lane, job.id),
+                    encode(record),
+                    expected_last_subject_sequence=0,
+                    ttl_s=life_s,
+                )
+            except WrongSequence:
+                return False
+            except BusError:
+                await asyncio.sleep(0.05)
+            else:
+                return True
+
+    async def _tell_end(self, job: Job, record: TerminalRecord) -> None:
+        end = StoredEnd(job=job.id) if self.stores_end else End(job=job.id, record=encode(record))
+        for _ in range(self.ends):
+            with suppress(BusError):
                 await self.say(job, end)
-        await self.may_ack.wait()
-        await self.bus.ack(delivery.ack_subject)
 
     async def _run(self, job: Job) -> TerminalRecord:
-        await self.say(job, Queued(job=job.id, position=3, wait_s=1.5))
+        await self._murmur(job, Queued(job=job.id, position=3, wait_s=1.5))
         self.started.set()
         await self.may_run.wait()
         if self.run_s:
@@ -269,10 +282,15 @@ class Responder:
         if job.id in self.cancelled:
             return a_record(job, kind=Kind.CANCELLED, reason=Reason.CANCELLED, status_code=0)
         self.runs[job.id] += 1
-        await self.say(job, Started(job=job.id, attempt=ATTEMPT, worker="worker-1"))
+        await self._murmur(job, Started(job=job.id, attempt=ATTEMPT, worker="worker-1"))
         for tokens in self.chunks(job):
-            await self.say(job, tokens)
+            await self._murmur(job, tokens)
         return self.answer(job)
+
+    async def _murmur(self, job: Job, event: Queued | Started | Tokens) -> None:
+        """Say what may be lost."""
+        with suppress(BusError):
+            await self.say(job, event)
 
     async def _cancel(self, message: Message) -> None:
         request = decode(message.data, CancelRequest)

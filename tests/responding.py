@@ -1,6 +1,7 @@
 """The responder as a process of its own: `python -m tests.responding URL [JSON of faults]`.
 
-Says `ready` once it serves, and one JSON line of what it ran when it is told to end (SIGTERM).
+Says `ready` once it serves, `begun` at the first job, and one JSON line of what it ran when it is
+told to end (SIGTERM).
 """
 
 import asyncio
@@ -33,13 +34,26 @@ async def serve(url: str, faults: dict[str, float]) -> None:
         return a_record(job, kind=Kind.FAILED, status_code=500) if fails else a_record(job)
 
     responder.answer = answer
-    async with responder:
+    async with responder, asyncio.TaskGroup() as tasks:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
+        begun = tasks.create_task(_tell_begun(responder))
         await stop.wait()
-    runs = {"runs": sum(responder.runs.values()), "most": max(responder.runs.values(), default=0)}
-    sys.stdout.write(orjson.dumps({**runs, "jobs": len(responder.runs)}).decode() + "\n")
+        begun.cancel()
+    told = {
+        "runs": responder.runs.total(),
+        "jobs": len(responder.runs),
+        "most": max(responder.runs.values(), default=0),
+        "cancelled": len(responder.cancelled),
+    }
+    sys.stdout.write(orjson.dumps(told).decode() + "\n")
     await bus.close()
+
+
+async def _tell_begun(responder: Responder) -> None:
+    await responder.started.wait()
+    sys.stdout.write("begun\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

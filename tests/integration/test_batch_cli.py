@@ -30,11 +30,16 @@ class Responding:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
 
+    def line(self) -> bytes:
+        """Its next word: `begun` at the first job."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
     def end(self) -> dict[str, int]:
-        """End it; return the number of runs, of jobs, and the most runs of one job."""
+        """End it; return the number of runs, of jobs, the most runs of one job, cancellations."""
         self._process.send_signal(signal.SIGTERM)
         said, _ = self._process.communicate(timeout=20)
-        return orjson.loads(said) if said else {}
+        return orjson.loads(said.splitlines()[-1]) if said else {}
 
 
 @pytest.fixture
@@ -43,6 +48,11 @@ def responding(nats_server: NatsServer) -> Iterator[Responding]:
     responder = Responding(nats_server.url)
     yield responder
     responder.end()
+
+
+def ran(jobs: int) -> dict[str, int]:
+    """What a responder tells that ran so many jobs, each once."""
+    return {"runs": jobs, "jobs": jobs, "most": min(jobs, 1), "cancelled": 0}
 
 
 def start(*arguments: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
@@ -77,7 +87,7 @@ def test_a_good_batch_ends_with_counts_and_exit_code_0(
     check_invariant(plan, (f"id-{number}" for number in range(300)))
     again = run(*batch(nats_server, tmp_path))
     assert again[:2] == (code, said)
-    assert responding.end() == {"runs": 300, "jobs": 300, "most": 1}
+    assert responding.end() == ran(300)
 
 
 def test_failed_lines_give_exit_code_1_and_retry_mends_them(
@@ -173,7 +183,7 @@ def test_a_stop_is_told_and_gone_on_from(
     assert b"same command" in told
     code, said_again, _ = run(*batch(nats_server, tmp_path))
     assert (code, said_again.split(";")[0]) == (0, "400 lines: 400 completed, 0 failed")
-    assert slow.end() == {"runs": 400, "jobs": 400, "most": 1}
+    assert slow.end() == ran(400)
     check_invariant(plan, (f"id-{one}" for one in range(400)))
 
 
@@ -194,7 +204,7 @@ def test_killed_at_any_point_each_line_ends_once(
     config.write_text("[producer.client]\nwatchdog_s = 0.3\n")
     code, said, told = run(*batch(nats_server, tmp_path, "--config", str(config)))
     assert (code, said.split(";")[0]) == (1, "602 lines: 600 completed, 2 failed"), told
-    assert faulty.end() == {"runs": 600, "jobs": 600, "most": 1}
+    assert faulty.end() == ran(600)
     check_invariant(plan, (f"id-{number}" for number in range(600)))
 
 
@@ -232,7 +242,7 @@ def test_detached_lines_are_collected_by_the_next_run(
 ) -> None:
     """--detach needs no worker at all; the same command without it collects."""
     quick = Responding(nats_server.url)
-    assert quick.end() == {"runs": 0, "jobs": 0, "most": 0}
+    assert quick.end() == ran(0)
     plan = a_plan(tmp_path, lines(200))
     code, said, told = run(*batch(nats_server, tmp_path, "--detach"))
     assert (code, said) == (0, "200 lines: 0 completed, 0 failed, 200 not finished\n")
@@ -240,7 +250,7 @@ def test_detached_lines_are_collected_by_the_next_run(
     working = Responding(nats_server.url)
     code, said, _ = run(*batch(nats_server, tmp_path))
     assert (code, said.split(";")[0]) == (0, "200 lines: 200 completed, 0 failed")
-    assert working.end() == {"runs": 200, "jobs": 200, "most": 1}
+    assert working.end() == ran(200)
     check_invariant(plan, (f"id-{number}" for number in range(200)))
 
 
@@ -311,6 +321,18 @@ def test_submit_prints_the_answer(nats_server: NatsServer, responding: Respondin
     code, _, told = run("submit", "Hi", "--nats", nats_server.url, "--model", "huge")
     assert code == 1
     assert "it offers: tiny" in told
+
+
+def test_ctrl_c_cancels_what_was_submitted(nats_server: NatsServer) -> None:
+    """Nobody waits for the answer any more, so it isn't made; exit code 130."""
+    slow = Responding(nats_server.url, run_s=2.0)
+    process = start("submit", "Hello", "--nats", nats_server.url, "--lane", "acme")
+    assert slow.line() == b"begun\n"
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert told.endswith(b"interrupted\n")
+    assert slow.end()["cancelled"] == 1
 
 
 def test_submit_reads_a_body_and_streams(

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from broker.bus.base import StoredMessage, Timeout
 from broker.bus.memory import MemoryBus
 from broker.wire import subjects
@@ -9,13 +11,15 @@ from broker.wire.codec import encode
 from broker.wire.messages import (
     End,
     Kind,
+    LaneOffer,
     Reason,
     StoredEnd,
     Tokens,
 )
 from producers.client import Client
 from producers.config import ClientConfig
-from tests.builders import LANE, a_chat_body
+from producers.errors import UnknownModel
+from tests.builders import LANE, MODEL, a_chat_body, a_job
 from tests.lanes import QUICK, a_lane, link_of, until
 from tests.responder import ATTEMPT, Responder, a_rejection
 
@@ -188,3 +192,49 @@ async def test_a_client_with_the_same_id_takes_up_the_jobs_of_its_past_life() ->
             assert (await ticket.result(5)).kind is Kind.COMPLETED
             assert later.watchdog_counts.healed == 0
             assert responder.deliveries["old"] == 1
+
+
+async def test_a_lost_job_waits_for_room_before_it_is_submitted_again() -> None:
+    """The queue filled up meanwhile: refused, noted under the next number, tried again later."""
+    async with a_lane(jobs_max=1) as (client, responder):
+        responder.may_run.clear()
+        ticket = await client.submit(a_chat_body())
+        await responder.started.wait()
+        await responder.bus.delete_message(subjects.jobs_stream(LANE, 2), ticket.sequence)
+        other = await client.submit(a_chat_body())
+        await until(lambda: ticket.submission > 0)
+        assert client.watchdog_counts.resubmitted == 0
+        responder.may_run.set()
+        await other.result(5)
+        assert (await ticket.result(5)).kind is Kind.COMPLETED
+
+
+async def test_a_lost_job_of_a_model_that_is_gone_ends_with_a_reason() -> None:
+    """Nobody will ever take it again: whoever waits is told, instead of waiting for ever."""
+    async with a_lane() as (client, responder):
+        responder.may_run.clear()
+        ticket = await client.submit(a_chat_body())
+        await responder.started.wait()
+        offer = encode(LaneOffer(lane=LANE, models=("other",)))
+        await responder.bus.kv_put(subjects.CONFIG_BUCKET, subjects.lane_offer_key(LANE), offer)
+        del link_of(client).server.streams[subjects.jobs_stream(LANE, 2)]
+        responder.models = ("other",)
+        await responder.set_up()
+        with pytest.raises(UnknownModel, match="other"):
+            await ticket.result(5)
+        assert client.open_tickets == 0
+
+
+async def test_another_message_in_the_jobs_place_is_not_the_job() -> None:
+    """After a stream was made anew its sequences start over: the content is compared."""
+    async with a_lane() as (client, responder):
+        responder.may_run.clear()
+        ticket = await client.submit(a_chat_body())
+        await responder.started.wait()
+        del link_of(client).server.streams[subjects.jobs_stream(LANE, 2)]
+        await responder.set_up()
+        subject = subjects.jobs(LANE, 2, MODEL)
+        for data in (encode(a_job(id="stranger")), b"junk"):
+            await responder.bus.append(subject, data)
+        await until(lambda: ticket.submission > 0)
+        assert client.watchdog_counts.resubmitted == 1

@@ -73,7 +73,9 @@ def test_a_torn_end_is_cut_off(tmp_path: Path) -> None:
         assert files.output.read_bytes() == whole
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(marked=st.integers(0, 5), cut=st.integers(0, 2000))
 def test_cut_anywhere_beyond_the_mark_exactly_the_whole_lines_count(
     tmp_path: Path, marked: int, cut: int
