@@ -56,10 +56,13 @@ class Heard(Generic[Item]):
         return self.items
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again until something holds: for what only the server's own answer can tell."""
+async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Ask again and again until something holds: for what nobody tells, as a server's own state."""
     async with asyncio.timeout(PATIENCE_S):
-        while not await holds():  # noqa: ASYNC110 # Nobody tells: the server must be asked.
+        while True:
+            answer = holds()
+            if answer if isinstance(answer, bool) else await answer:
+                return
             await asyncio.sleep(POLL_S)
 
 

@@ -5,12 +5,15 @@ port, same store); `nats_bus` is a bus connected to it. `connections` opens more
 the end. Tests that need other options use `NatsServer` as a context manager themselves.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
 from broker.bus.nats import NatsBus, connect
 from ops.nats.server import NatsServer
+from tests.buses import CONSUMER, PATIENCE_S, STREAM, until
+from tests.proxy import Proxy
 
 Connections = Callable[[], Awaitable[NatsBus]]
 
@@ -41,3 +44,36 @@ async def connections(nats_server: NatsServer) -> AsyncIterator[Connections]:
 async def nats_bus(connections: Connections) -> NatsBus:
     """A bus connected to `nats_server`."""
     return await connections()
+
+
+@pytest.fixture
+async def proxy(nats_server: NatsServer) -> AsyncIterator[Proxy]:
+    """A breakable way to `nats_server`."""
+    async with Proxy(nats_server.port) as one:
+        yield one
+
+
+@pytest.fixture
+async def bus(proxy: Proxy) -> AsyncIterator[NatsBus]:
+    """A bus that goes through the proxy."""
+    one = await connect(proxy.url, name="through-proxy")
+    yield one
+    await one.close()
+
+
+async def relinked(bus: NatsBus, times: int = 1) -> None:
+    """Wait until the link was lost and made anew so many times."""
+    await until(lambda: bus.counts["links_rebuilt"] >= times and bus.connected)
+
+
+async def publish_until_down(bus: NatsBus, subject: str, data: bytes) -> None:
+    """Publish until the link refuses."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            await bus.publish(subject, data)
+            await asyncio.sleep(0)
+
+
+async def pulls_waiting(bus: NatsBus, pulls: int) -> bool:
+    """Whether so many pulls stand at the test queue's consumer."""
+    return (await bus.consumer_state(STREAM, CONSUMER)).waiting == pulls

@@ -8,9 +8,9 @@ references, no exception that vanishes, and no task that outlives its owner.
 import asyncio
 from collections.abc import Coroutine
 
-import structlog
+from broker.bus.logs import Log
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 
 class Background:

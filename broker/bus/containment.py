@@ -7,9 +7,9 @@ never die of it: this is the bus's one broad catch.
 from collections import Counter
 from types import TracebackType
 
-import structlog
+from broker.bus.logs import Log
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 
 class Contained:

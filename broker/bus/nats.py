@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import structlog
-
 from broker.bus.background import Background
 from broker.bus.base import (
     Appended,
@@ -25,6 +23,7 @@ from broker.bus.base import (
     Timeout,
 )
 from broker.bus.key_value import StreamBuckets
+from broker.bus.logs import Log
 from broker.bus.nats_codec import (
     check_subject,
     decode_headers,
@@ -39,7 +38,7 @@ from broker.bus.nats_streams import TOO_MANY_REQUESTS, Streams, error_of
 from broker.bus.nats_wire import Credentials
 from broker.bus.subscriber import Subscriber
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 APPEND_OUTSTANDING_MAX = 4096
 """Messages on their way to streams at once; the server refuses beyond 10,000 a stream."""

@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-import structlog
-
 from broker.bus.background import Background
 from broker.bus.base import BusError, LinkDown, Timeout
 from broker.bus.containment import Contained
+from broker.bus.logs import Log
 from broker.bus.nats_wire import Credentials, RawHandler, RefusedCredentials, Wire
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 RECONNECT_WAIT_S = 0.2
 """Mean wait between two dials; each is drawn between half and one and a half of it, so that a whole

@@ -16,10 +16,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from broker.bus.base import Delivery, DeliveryHandler, LinkDown, Timeout
 from broker.bus.containment import Contained
+from broker.bus.logs import Log
 from broker.bus.nats_codec import (
     NANOSECONDS,
     decode_delivery,
@@ -27,7 +26,7 @@ from broker.bus.nats_codec import (
 )
 from broker.bus.nats_link import Link, Route
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 PULL_EXPIRES_S = 2.0
 """Longest life of a pull at the server: must end before the puller's leader lease does."""

@@ -5,7 +5,7 @@ trouble; it never reconnects (`nats_link` makes a new one), so that no buffer, p
 order outlives a connection.
 
 What is changed in the client, and why (each trap has a test in
-`tests/integration/test_nats_traps.py`):
+`tests/integration/test_nats_*.py`):
 - Messages go straight to a plain function: no queue, task and header parsing for each one.
 - Commands of one turn of the loop leave in one write, in order, subscriptions and pings included.
 - The end of the reading task, whatever ended it, is the end of the wire: no "connected" that hears
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import nats.errors
-import structlog
 from nats.aio.client import Client
 
 from broker.bus.base import BusError, LinkDown, PayloadTooLarge
 from broker.bus.containment import Contained
+from broker.bus.logs import Log
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 RawHandler = Callable[[bytes, bytes, bytes, bytes | None], None]
 """Called with subject, reply, data and header block."""

@@ -118,9 +118,9 @@ class TestPull:
             raise RuntimeError
 
         await world.bus.pull(STREAM, CONSUMER, handler, window=1000)  # pyright: ignore[reportArgumentType]
-        await until(lambda: _holds(sum(seen) == 3))
+        await until(lambda: sum(seen) == 3)
         await world.bus.append(SUBJECT, b"")
-        await until(lambda: _holds(sum(seen) == 4))
+        await until(lambda: sum(seen) == 4)
         assert world.bus.counts["handler_errors"] == len(seen)
 
     async def test_waits_for_a_consumer_that_is_not_there_yet(self, world: World) -> None:
@@ -148,7 +148,7 @@ class TestPull:
         await world.cut()
         await world.mend()
         await world.bus.append(SUBJECT, b"")
-        await until(lambda: _holds(4 in puller.sequences))
+        await until(lambda: 4 in puller.sequences)
         assert (await world.bus.stream_state(STREAM)).messages == 2
 
     async def test_two_pullers_share_without_overlap(self, world: World) -> None:
@@ -156,7 +156,7 @@ class TestPull:
         await a_queue(world, messages=200)
         first = await pulling(world.bus, window=20)
         second = await pulling(world.peer, window=20)
-        await until(lambda: _holds(len(first.sequences) + len(second.sequences) == 200))
+        await until(lambda: len(first.sequences) + len(second.sequences) == 200)
         assert sorted([*first.sequences, *second.sequences]) == list(range(1, 201))
 
     async def test_stuck_queue_blocks_no_other(self, world: World) -> None:
@@ -327,10 +327,6 @@ class TestReset:
         await world.bus.ensure_consumer(a_consumer(max_ack_pending=10))
         await puller.heard.count(4)
         assert puller.sequences == [1, 2, 3, 4]
-
-
-async def _holds(outcome: bool) -> bool:
-    return outcome
 
 
 async def _waiting(world: World, pulls: int) -> bool:

@@ -1,5 +1,5 @@
 """Real servers for every test in this folder."""
 
-from tests.servers import connections, nats_bus, nats_server
+from tests.servers import bus, connections, nats_bus, nats_server, proxy
 
-__all__ = ["connections", "nats_bus", "nats_server"]
+__all__ = ["bus", "connections", "nats_bus", "nats_server", "proxy"]

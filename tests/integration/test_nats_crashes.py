@@ -93,11 +93,11 @@ async def test_kill_under_load_loses_nothing(nats_server: NatsServer, nats_bus: 
         finishers = [group.create_task(work.finish(pull)) for _ in range(32)]
         for kill in range(KILLS):
             before = len(work.acked)
-            await until(lambda before=before: _holds(len(work.acked) >= before + 300))
+            await until(lambda before=before: len(work.acked) >= before + 300)
             nats_server.kill()
-            await until(lambda: _holds(not nats_bus.connected))
+            await until(lambda: not nats_bus.connected)
             nats_server.start()
-            await until(lambda kill=kill: _holds(nats_bus.counts["links_rebuilt"] == kill + 1))
+            await until(lambda kill=kill: nats_bus.counts["links_rebuilt"] == kill + 1)
         stop.set()
         await producer
         await until(lambda: _empty(nats_bus))
@@ -125,9 +125,9 @@ async def test_acknowledged_before_the_kill_stays_acknowledged(
     for delivery in puller.heard.items[:25]:
         await nats_bus.ack(delivery.ack_subject)
     nats_server.kill()
-    await until(lambda: _holds(not nats_bus.connected))
+    await until(lambda: not nats_bus.connected)
     nats_server.start()
-    await until(lambda: _holds(nats_bus.connected))
+    await until(lambda: nats_bus.connected)
     assert puller.pull is not None
     puller.pull.release(50)
     await puller.heard.count(75)
@@ -152,7 +152,7 @@ async def test_append_answered_before_the_kill_is_there(
     lost = [one for one in outcomes if isinstance(one, BaseException)]
     assert {type(one) for one in lost} <= {LinkDown}
     nats_server.start()
-    await until(lambda: _holds(nats_bus.connected))
+    await until(lambda: nats_bus.connected)
     for index in range(3000):
         appended = await nats_bus.append(SUBJECT, b"", message_id=f"j{index}")
         if index in answered:
@@ -219,10 +219,6 @@ async def _waiting(bus: NatsBus, pulls: int) -> bool:
 
 async def _ack_pending(bus: NatsBus, messages: int) -> bool:
     return (await bus.consumer_state(STREAM, CONSUMER)).ack_pending == messages
-
-
-async def _holds(outcome: bool) -> bool:
-    return outcome
 
 
 async def _empty(bus: NatsBus) -> bool:

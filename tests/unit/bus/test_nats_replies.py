@@ -2,7 +2,7 @@
 
 import asyncio
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.bus.nats_replies import Window
@@ -67,6 +67,7 @@ async def test_cancelled_one_is_passed_over() -> None:
     assert (second.done(), window.outstanding) == (True, 1)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["enter", "leave", "cancel"]), st.integers(1, 60)), max_size=40
