@@ -13,6 +13,7 @@ Neither credit is banked: demand that could not run (no room, a quota) is owed a
 waiting time instead lets an old backlog lock people out for as long as the backlog is old.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from broker.core.policy import BandPolicy
@@ -46,27 +47,32 @@ class BandShares:
         self.work: dict[tuple[int, Way], float] = {}
         """Weighted tokens dispatched, by band and way: how much each exception took."""
 
-    def owed(self, waiting_jobs: list[int]) -> list[int]:
+    def owed(self, waiting_jobs: Sequence[int], work_tokens: Sequence[float]) -> list[int]:
         """List the bands that go before higher ones now, most urgent first.
 
         Only a band with waiting jobs under others' demand: without it, priority alone serves it.
+        And only when it is owed a whole job (of the mean of those that wait, `work_tokens` in all):
+        a share is earned first and taken then, so that people don't wait for what nobody earned.
         """
         owed: list[int] = []
         above = 0
         for band in BANDS:
-            if waiting_jobs[band] and above and self._owed[band] > 0:
+            jobs = waiting_jobs[band]
+            if jobs and above and self._owed[band] >= _whole_job(work_tokens[band], jobs):
                 owed.append(band)
-            above += waiting_jobs[band]
+            above += jobs
         return owed
 
     def owed_tokens(self, band: int) -> float:
         """Tell what a band is owed; negative when it is ahead of its share."""
         return self._owed[band]
 
-    @property
-    def may_age(self) -> bool:
-        """Say whether aged jobs of bands 2-3 may compete one band up now."""
-        return self._exception_credit > 0
+    def may_age(self, band: int, waiting_jobs: Sequence[int], work_tokens: Sequence[float]) -> bool:
+        """Say whether aged jobs of a band may compete one band up: that, too, is earned."""
+        if band < LOW_BAND_MIN:
+            return True
+        jobs = waiting_jobs[band]
+        return jobs > 0 and self._exception_credit >= _whole_job(work_tokens[band], jobs)
 
     def dispatched(
         self,
@@ -74,7 +80,7 @@ class BandShares:
         cost_tokens: float,
         *,
         way: Way,
-        waiting_jobs: list[int],
+        waiting_jobs: Sequence[int],
         bands: tuple[BandPolicy, BandPolicy, BandPolicy, BandPolicy],
         aged_share_max: float,
     ) -> None:
@@ -96,3 +102,7 @@ class BandShares:
         # Without higher demand nothing is taken from anyone, and nothing is saved up.
         credit_max = CREDIT_TOKENS_MAX if any(waiting_jobs[:LOW_BAND_MIN]) else 0.0
         self._exception_credit = min(credit, credit_max)
+
+
+def _whole_job(work_tokens: float, jobs: int) -> float:
+    return min(work_tokens / jobs, CREDIT_TOKENS_MAX)

@@ -32,6 +32,8 @@ def is_charged(marks: int, *, all_marks: Sequence[int]) -> bool:
 def is_ended(failures: Sequence[Failure], policy: LeasePolicy) -> bool:
     """Say whether a job has failed too often to be tried again, its last failure included."""
     last = failures[-1]
-    if last.reason is Reason.WORKER_LOST:
-        return last.charged and death_marks(failures) >= policy.failures_max
-    return sum(1 for failure in failures if failure.charged) >= policy.failures_max
+    if not last.charged:
+        return False
+    charges = sum(1 for failure in failures if failure.charged)
+    killed = last.reason is Reason.WORKER_LOST and death_marks(failures) >= policy.failures_max
+    return killed or charges >= policy.failures_max

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from broker.core.alarms import Alarms
 from broker.core.blame import is_suspect
-from broker.core.costs import Costs, cost_tokens
+from broker.core.costs import OUTPUT_WEIGHT, Costs, cost_tokens
 from broker.core.decisions import Decision, Release
 from broker.core.events import JobSpec
 from broker.core.fleet import Fleet
@@ -39,7 +39,7 @@ class Mind:
         self.link_up = True
         """While our own link is down nothing is dispatched: it could not be sent."""
         self.out: list[Decision] = []
-        self.quotas = Quotas(policy.quotas, at_s=0.0)
+        self.quotas = Quotas(policy.quotas)
         self.queues = Queues(policy, self.quotas)
         self.ledger = Ledger(self.queues, self.quotas)
         self.fleet = Fleet(self.queues, self.quotas)
@@ -48,7 +48,7 @@ class Mind:
         """Began to wait in this step: they are looked at, told and given their alarms at its
         end."""
         self.attempts = 0
-        self.suspects: dict[str, int] = {}
+        self.suspects: dict[str, set[str]] = {}
         """By worker, jobs there that one more worker's death would end."""
         self._revoked: dict[str, Attempt] = {}
         """Attempts of earlier epochs that were adopted and are over: not to be adopted again. One
@@ -97,15 +97,16 @@ class Mind:
         stall_s = self.policy.leases.stall_s
         self.progress_alarms.set(lease.progressed_at_s + stall_s, lease)
         if is_suspect(lease.failures, self.policy.leases):
-            self.suspects[worker.id] = self.suspects.get(worker.id, 0) + 1
+            self.suspects.setdefault(worker.id, set()).add(lease.job.key)
 
     def unleases(self, lease: Lease, *, unstarted: bool = False, refund: bool = True) -> Worker:
         """Take a job back from its worker; by default its lane gets its tokens back."""
         worker = self.fleet.workers[lease.worker]
         self.ledger.remove(lease, worker, unstarted=unstarted)
-        if is_suspect(lease.failures, self.policy.leases):
-            self.suspects[worker.id] -= 1
-            if not self.suspects[worker.id]:
+        suspects = self.suspects.get(worker.id)
+        if suspects is not None:
+            suspects.discard(lease.job.key)
+            if not suspects:
                 del self.suspects[worker.id]
         if lease.attempt.epoch != self.epoch:
             self._revoked[lease.job.key] = lease.attempt
@@ -126,6 +127,8 @@ class Mind:
         if cost > lease.cost_tokens:
             self.refunds(lease, lease.cost_tokens - cost)
             self.ledger.correct(lease, float(cost))
+            excess_tokens = OUTPUT_WEIGHT * (lease.output_tokens - lease.output_tokens_expected)
+            self._errs(lease, excess_tokens)
 
     def refunds(self, lease: Lease, tokens: float) -> None:
         """Give a lane back what its job did not use (or charge the rest, when negative)."""
@@ -136,12 +139,15 @@ class Mind:
         """End a leased job; its lane pays for what it really used, where that is known."""
         self.unleases(lease, refund=False)
         if cost_tokens_real is not None:
-            error = lease.cost_tokens - cost_tokens_real
-            counters = self.ledger.queue_of(lease).pool.counters
-            weight = self.ledger.queue_of(lease).weight
-            counters.error_max = max(counters.error_max, abs(error) / weight)
-            self.refunds(lease, error)
+            error_tokens = lease.cost_tokens - cost_tokens_real
+            self._errs(lease, error_tokens)
+            self.refunds(lease, error_tokens)
         self.out.append(Release(lease.job.key))
+
+    def _errs(self, lease: Lease, error_tokens: float) -> None:
+        queue = self.ledger.queue_of(lease)
+        counters = queue.pool.counters
+        counters.error_max = max(counters.error_max, abs(error_tokens) / queue.weight)
 
     def forgets(self, key: str) -> bool:
         """Drop a waiting job; False when it doesn't wait."""
@@ -167,6 +173,7 @@ class Mind:
 
     def completes(self, lease: Lease, job: JobSpec) -> None:
         """Learn what an adopted lease's job is, now that its message was pulled."""
+        lease.failures = lease.failures or job.failures
         lease.job = replace(
             job, band=lease.job.band, model=lease.job.model, prompt_tokens=lease.job.prompt_tokens
         )

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
 
-from broker.core.bands import LOW_BAND_MIN, Way
+from broker.core.bands import Way
 from broker.core.decisions import Dispatch, Explanation, HeldBy
 from broker.core.gate import Gate, cost_of
 from broker.core.lanes import Ranking, group_of
@@ -84,7 +84,7 @@ class Order:
         pool.settled = True
 
     def _choose(self, pool: Pool) -> tuple[Waiting, Placement, Way] | None:
-        for band in pool.shares.owed(pool.in_line):
+        for band in pool.shares.owed(pool.in_line, pool.work_tokens):
             best = self._contest(pool, [(band, False), (band, True)])
             if best is not None:
                 return (*best, Way.SHARE)
@@ -93,7 +93,7 @@ class Order:
         for band in BANDS:
             stands = [(band, False), (band, True)]
             rising = band + 1
-            if rising in BANDS and (rising < LOW_BAND_MIN or pool.shares.may_age):
+            if rising in BANDS and pool.shares.may_age(rising, pool.in_line, pool.work_tokens):
                 stands.append((rising, True))
             best = self._contest(pool, stands)
             if best is not None:

@@ -27,14 +27,19 @@ class RowUsage:
     jobs_limit: float = math.inf
     """Of jobs in flight; follows the fleet where the row says so."""
     bucket_tokens: float = 0.0
-    bucket_at_s: float = 0.0
+    bucket_at_s: float | None = None
+    """When it was last filled; None before the first look: it fills from then on."""
     refused_models: dict[str, None] = field(default_factory=dict[str, None])
     """Models with jobs that this row holds back: to be looked at when it gives way."""
 
     def refill(self, at_s: float) -> None:
         """Let the bucket fill up to now."""
         per_min = self.row.tokens_per_min
-        if per_min is not None and at_s > self.bucket_at_s:
+        if per_min is None:
+            return
+        if self.bucket_at_s is None:
+            self.bucket_at_s = at_s
+        elif at_s > self.bucket_at_s:
             filled = self.bucket_tokens + per_min * (at_s - self.bucket_at_s) / BUCKET_S
             self.bucket_tokens = min(float(per_min), filled)
             self.bucket_at_s = at_s
@@ -54,17 +59,14 @@ class Refusal:
 class Quotas:
     """All rows of a policy."""
 
-    def __init__(
-        self, rows: Iterable[QuotaRow], *, at_s: float, before: "Quotas | None" = None
-    ) -> None:
+    def __init__(self, rows: Iterable[QuotaRow], *, before: "Quotas | None" = None) -> None:
         """Make all rows unused; a bucket that `before` had too keeps what is in it."""
-        self.rows = tuple(RowUsage(row, bucket_at_s=at_s) for row in rows)
+        self.rows = tuple(RowUsage(row) for row in rows)
         buckets = {_bucket_name(usage.row): usage for usage in before.rows} if before else {}
         for usage in self.rows:
             bucket = buckets.get(_bucket_name(usage.row))
             if bucket is not None:
-                bucket.refill(at_s)
-                usage.bucket_tokens = bucket.bucket_tokens
+                usage.bucket_tokens, usage.bucket_at_s = bucket.bucket_tokens, bucket.bucket_at_s
         self.released: dict[str, None] = {}
         """Models whose jobs may pass again since this was last cleared."""
 

@@ -140,7 +140,8 @@ class Scheduler:
             return
         lease = mind.ledger.get(job.key)
         if lease is not None:
-            mind.completes(lease, job)
+            if lease.is_adopted:
+                mind.completes(lease, job)
             return
         if mind.dispatching:
             refused = self._door.knock(job)
@@ -223,7 +224,7 @@ class Scheduler:
     def _reconfigure(self, policy: Policy) -> None:
         """Take a new policy, whole."""
         mind = self._mind
-        quotas = Quotas(policy.quotas, at_s=mind.at_s, before=mind.quotas)
+        quotas = Quotas(policy.quotas, before=mind.quotas)
         mind.policy, mind.quotas = policy, quotas
         mind.queues.reconfigured(policy, quotas)
         mind.ledger.reconfigured(quotas)

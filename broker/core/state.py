@@ -57,6 +57,11 @@ class Lease:
     """Workers where an earlier attempt failed."""
 
     @property
+    def is_adopted(self) -> bool:
+        """Whether it was found running, and not given by this broker."""
+        return self.number == 0
+
+    @property
     def kv_tokens(self) -> int:
         """KV cache the job takes at its worker when it ends: prompt and expected output."""
         return self.job.prompt_tokens + self.output_tokens_expected

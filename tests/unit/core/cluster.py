@@ -1,7 +1,7 @@
 """A scheduler with time, workers and jobs at hand: what the cases of the core are told with."""
 
 import random
-from typing import Any
+from typing import Any, TypeVar
 
 from broker.core.decisions import Decision, Dispatch
 from broker.core.events import (
@@ -36,6 +36,8 @@ from tests.unit.core.least_loaded import LeastLoadedRouter
 MODEL = "tiny"
 LANE = "acme"
 EPOCH = 7
+
+Kept = TypeVar("Kept")
 
 
 def a_policy(*quotas: QuotaRow, lanes: tuple[str, ...] = (LANE, "beta"), **fields: Any) -> Policy:
@@ -72,10 +74,11 @@ class Cluster:
         seed: int = 1,
         started: bool = True,
         epoch: int = EPOCH,
+        router: LeastLoadedRouter | None = None,
     ) -> None:
         self.at_s = 1000.0
         self.epoch = epoch
-        self.router = LeastLoadedRouter()
+        self.router = router or LeastLoadedRouter()
         self.scheduler = Scheduler(
             policy or a_policy(), epoch=epoch, router=self.router, rng=random.Random(seed)
         )
@@ -95,6 +98,15 @@ class Cluster:
         """Let time pass."""
         self.at_s += after_s
         return self.step(Tick(self.at_s))
+
+    def wait(self, seconds: float) -> list[Decision]:
+        """Let time pass in which all workers report each second, as they do."""
+        decisions: list[Decision] = []
+        for _ in range(int(seconds)):
+            decisions += self.tick(1.0)
+            for name in self.beats:
+                decisions += self.beat(name)
+        return decisions + self.tick(seconds - int(seconds))
 
     def hold(self, *specs: JobSpec) -> list[Decision]:
         """Pull jobs from their queues."""
@@ -176,6 +188,11 @@ class Cluster:
     def end_event(self, dispatch: Dispatch, **fields: Any) -> AttemptEnded:
         """Say how an attempt ended."""
         incarnation = fields.pop("incarnation", self.beats[dispatch.worker].incarnation)
+        lease = self.scheduler._mind.ledger.get(dispatch.key)
+        if lease is not None and fields.get("kind", Kind.COMPLETED) is not None:
+            job = lease.job
+            usage = Usage(job.prompt_tokens, lease.hit_tokens, job.output_tokens_max)
+            fields = {"usage": usage, **fields}
         ended = finished(dispatch.key, dispatch.attempt, **fields)
         return AttemptEnded(self.at_s, dispatch.worker, incarnation, ended)
 
@@ -235,11 +252,18 @@ def in_flight(job: JobSpec, attempt: Attempt, **fields: Any) -> InFlight:
     )
 
 
-def of(kind: type, decisions: list[Decision]) -> list[Any]:
+def of(kind: type[Kept], decisions: list[Decision]) -> list[Kept]:
     """Pick the decisions of one kind."""
     return [one for one in decisions if isinstance(one, kind)]
 
 
-def keys(kind: type, decisions: list[Decision]) -> list[str]:
+def only(kind: type[Kept], decisions: list[Decision]) -> Kept:
+    """Pick the one decision of a kind."""
+    (one,) = of(kind, decisions)
+    return one
+
+
+def keys(kind: type[Any], decisions: list[Decision]) -> list[str]:
     """Name the jobs that decisions of one kind are about."""
-    return [one.key for one in of(kind, decisions)]
+    about: list[Any] = of(kind, decisions)
+    return [one.key for one in about]
