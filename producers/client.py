@@ -7,8 +7,8 @@ of jobs at once cost little more than their bodies. Closing the client ends its 
 import asyncio
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, Unpack
@@ -52,6 +52,8 @@ class ClientCounts:
     """What a client heard since its start."""
 
     submitted: int = 0
+    refused: int = 0
+    """Requests that were not accepted: nothing of them is stored, and the broker never heard."""
     ended: int = 0
     strays: int = 0
     """Messages about jobs that nobody here waits for: second ends, late tokens."""
@@ -168,7 +170,8 @@ class Client:
         wanted = Wish(**wish)
         large = isinstance(body, bytes) and len(body) > self.config.prepare_inline_bytes_max
         build = self._build
-        job = await asyncio.to_thread(build, body, wanted) if large else build(body, wanted)
+        with self._refusals_counted():
+            job = await asyncio.to_thread(build, body, wanted) if large else build(body, wanted)
         return await self.submit_job(
             job, queue_full_wait_s=queue_full_wait_s, known=bool(wanted.job_id)
         )
@@ -190,8 +193,9 @@ class Client:
         ticket = self._tickets[job.id] = Ticket(job, self, self.config)
         ticket.back_off_until_s = time.time() + queue_full_wait_s if queue_full_wait_s else 0.0
         try:
-            if not (known and await self._resume(ticket, sequence)):
-                await self._store(ticket, queue_full_wait_s)
+            with self._refusals_counted():
+                if not (known and await self._resume(ticket, sequence)):
+                    await self._store(ticket, queue_full_wait_s)
         except BaseException:
             self._tickets.pop(job.id, None)
             raise
@@ -211,9 +215,12 @@ class Client:
         self._tickets.pop(ticket.job_id, None)
 
     async def cancel_job(self, job_id: str) -> bool:
-        """Ask for a job's cancellation; say whether the broker found it. Raises Unreachable."""
+        """Ask for a job's cancellation; say whether the broker found it. Raises Unreachable.
+
+        A job that was not submitted here is found once the broker has pulled it.
+        """
         subject = subjects.lane_control(self.lane, "cancel")
-        request = encode(CancelRequest(job=job_id))
+        request = encode(self._cancel_request(job_id))
         try:
             async with asyncio.timeout(self.config.cancel_s):
                 while True:
@@ -244,6 +251,22 @@ class Client:
         ticket.fail(refusal)
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def _refusals_counted(self) -> Generator[None]:
+        try:
+            yield
+        except Refused:
+            self.counts.refused += 1
+            raise
+
+    def _cancel_request(self, job_id: str) -> CancelRequest:
+        """Say where the job's message is, where that is known: the broker may not hold it yet."""
+        ticket = self._tickets.get(job_id)
+        if ticket is None or not ticket.sequence:
+            return CancelRequest(job=job_id)
+        stream = subjects.jobs_stream(self.lane, ticket.job.band)
+        return CancelRequest(job=job_id, stream=stream, stream_sequence=ticket.sequence)
 
     def _build(self, body: Mapping[str, object] | bytes, wish: Wish) -> Job:
         if not wish.cache_scope:
