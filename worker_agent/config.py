@@ -118,6 +118,7 @@ def load(path: Path | None, *, overrides: Mapping[str, Any] | None = None) -> Wo
     """
     source = "flags" if path is None else str(path)
     document = settings.parse(b"" if path is None else path.read_bytes(), source=source)
-    nats = {"nats": document.data["nats"]} if "nats" in document.data else {}
-    table: dict[str, Any] = {**nats, **document.data.get("worker", {}), **(overrides or {})}
+    given = dict(overrides or {})
+    nats: dict[str, Any] = {**document.data.get("nats", {}), **given.pop("nats", {})}
+    table: dict[str, Any] = {"nats": nats, **document.data.get("worker", {}), **given}
     return replace(document, data={"worker": table}).read(WorkerConfig, ("worker",))

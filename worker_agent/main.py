@@ -84,6 +84,8 @@ def _on_signals(agent: Agent, work: asyncio.Task[None]) -> None:
 
     def on_signal() -> None:
         nonlocal heard
+        if work.done():
+            return  # It is leaving already, and what is left takes a moment.
         heard += 1
         if heard == 1:
             _log.info("draining", running=len(agent.ledger.running))

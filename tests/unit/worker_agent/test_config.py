@@ -1,11 +1,13 @@
 """The agent's settings: a file, flags over it, and mistakes told so that a person can act."""
 
+import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from broker.wire.settings import SettingsError
-from worker_agent.config import load
+from worker_agent.config import WorkerConfig, load
 from worker_agent.flags import model_names, parse_flags
 
 FILE = """
@@ -49,7 +51,7 @@ def test_flags_go_before_the_file(path: Path) -> None:
     assert config is not None
     assert (config.worker, config.slots) == ("gpu2", 2)
     assert config.models == {"a": "b", "c": "c"}
-    assert config.nats.url == "nats://other:1"
+    assert (config.nats.url, config.nats.user) == ("nats://other:1", "worker")
     assert config.base_url == "http://127.0.0.1:8000"
 
 
@@ -95,6 +97,20 @@ def test_wrong_flags_are_told_and_give_no_configuration(
 def test_model_names_are_pairs_or_single() -> None:
     """`served=own`, or one name for both."""
     assert model_names(["a", "b=c", "d=e=f"]) == {"a": "a", "b": "c", "d": "e=f"}
+
+
+def test_the_example_shows_every_key_with_its_default() -> None:
+    """What an operator may set stands in ops/inferlane.toml, and stands there right."""
+    example = Path("ops/inferlane.toml").read_text()
+    start = example.index("# [worker]")
+    lines = example[start : example.index("# [producer]")].splitlines()
+    text = "\n".join(
+        line.removeprefix("# ") for line in lines if " = " in line and "# #" not in line
+    )
+    shown = tomllib.loads(text)
+    defaults = msgspec.to_builtins(WorkerConfig(worker="gpu-1"))
+    del defaults["nats"]
+    assert shown == defaults
 
 
 def test_an_engine_of_sequences_has_as_many_as_slots(path: Path) -> None:
