@@ -9,7 +9,7 @@ number of workers, and at WALK_MAX whatever happens.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 
 from broker.core.events import JobSpec
@@ -84,8 +84,8 @@ def find(
         else:
             for seat in _best_of_crowd(holding.workers, need, pool, excluded):
                 yield seat, hit_tokens
-    if pool.bits & ~warm:
-        cold = _first_free(~warm, need, pool, excluded)
+    if warm.bit_count() < len(pool.order):
+        cold = _first_free(warm, need, pool, excluded, inside=False)
         if cold is not None:
             yield cold, 0.0
 
@@ -101,7 +101,7 @@ def _best_listed(seats: Sequence[Seat], need: Need, excluded: Sequence[str]) -> 
 
 
 def _best_of_crowd(workers: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Iterator[Seat]:
-    free = _first_free(workers, need, pool, excluded)
+    free = _first_free(workers, need, pool, excluded, inside=True)
     if free is not None:
         yield free
     for _, _, _, seat in islice(pool.order, pool.free_count, pool.free_count + WALK_MAX):
@@ -110,16 +110,13 @@ def _best_of_crowd(workers: int, need: Need, pool: Pool, excluded: Sequence[str]
             return
 
 
-def _first_free(workers: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Seat | None:
-    """Find the least loaded of `workers` with room for the job, near the front of the pool."""
-    kv_tokens = need.kv_tokens
-    for _, _, _, seat in islice(pool.order, min(pool.free_count, WALK_MAX)):
-        # A worker without a bit holds nothing: it counts where holders are left out.
-        mine = seat.bit & workers if seat.bit else workers < 0
-        if mine and seat.fits(kv_tokens) and may_serve(seat, need.job, excluded):
+def _first_free(
+    workers: int, need: Need, pool: Pool, excluded: Sequence[str], *, inside: bool
+) -> Seat | None:
+    """Find the least loaded in (or outside) `workers` with room for the job, near the front."""
+    front = (entry[3] for entry in islice(pool.order, min(pool.free_count, WALK_MAX)))
+    for seat in chain(front, pool.roomiest()):
+        is_meant = bool(seat.bit & workers) is inside
+        if is_meant and seat.fits(need.kv_tokens) and may_serve(seat, need.job, excluded):
             return seat
-    roomiest = pool.roomiest()
-    if roomiest is None or not (roomiest.bit & workers if roomiest.bit else workers < 0):
-        return None
-    fits = roomiest.fits(kv_tokens) and may_serve(roomiest, need.job, excluded)
-    return roomiest if fits else None
+    return None

@@ -134,9 +134,10 @@ class Pool:
         for _, _, _, seat in islice(self.order, min(limit, self.free_count)):
             yield seat
 
-    def roomiest(self) -> Seat | None:
-        """Return the one with room and most KV cache left: a large job fits there or nowhere."""
-        return self.by_kv_room[-1][2] if self.by_kv_room else None
+    def roomiest(self) -> Iterator[Seat]:
+        """Yield the one with room and most KV cache left: a large job fits there or nowhere."""
+        for _, _, seat in self.by_kv_room[-1:]:
+            yield seat
 
     def add(self, seat: Seat) -> None:
         """Take a serving worker in."""
@@ -231,8 +232,9 @@ class Roster:
             seat.signature = ()
             self.refresh(seat, bit=seat.bit)
         for pool in self._pools.values():
-            # More than is remembered: every answer is given anew.
-            pool.improved_count += IMPROVED_MAX + 1
+            # Missed, and not remembered: every answer is given anew.
+            pool.improved.clear()
+            pool.improved_count += 1
 
     def _improved(self, seat: Seat) -> None:
         for model in seat.models:

@@ -344,6 +344,24 @@ def test_a_retired_bit_is_used_again_once_its_traces_are_gone() -> None:
     assert index.bit(0) == first
 
 
+def test_a_retired_bit_is_not_used_while_its_last_blocks_live() -> None:
+    """The bit of a lost cache stays out of use as long as blocks of the time of the loss are kept:
+    no newcomer inherits them.
+    """
+    index = an_index()
+    index.store(1, chain(("before", 3)))
+    index.sweep(TTL_S / 2)
+    index.store(0, chain(("a", 3)))
+    lost = index.bit(0)
+    index.forget(0)
+    for _ in range(3):
+        index.sweep(TTL_S * 1.5)
+    assert index.match(chain(("before", 3))) == []
+    assert chain(("a", 3))[0] in index._blocks
+    assert index.bit(7) != lost
+    assert index.match(chain(("a", 3))) == []
+
+
 def test_a_block_used_again_by_others_loses_the_traces_of_a_lost_cache() -> None:
     """A lost worker's entries no longer count once a shared block is used in a later generation."""
     index = an_index(entries_max=1000)
@@ -483,11 +501,12 @@ def test_a_chain_is_written_within_one_generation() -> None:
     """A generation does not end inside a chain, or its first blocks would go before its last."""
     index = an_index(entries_max=40)
     index.hold(0, chain(("a", 30)), start=0)
+    index.hold(0, chain(("b", 3)), start=0)
     index.write(20)
-    index.sweep(TTL_S)
+    index._at_s = TTL_S
+    index.store(0, chain(("c", 3)))
     index.write()
-    numbers = {held.generation for held in index._blocks.values()}
-    assert len(index._blocks) == 30
+    numbers = {index._blocks[block].generation for block in chain(("a", 30))}
     assert len(numbers) == 1
 
 

@@ -305,6 +305,28 @@ def test_a_faster_worker_is_preferred() -> None:
     assert placement.prefill_s == pytest.approx(6432 / 32_000)
 
 
+def test_weighted_adds_load_miss_and_leaving() -> None:
+    """1.2 · load + 0.7 · miss + 0.3 · leaving; load is prefill against 2 s and decoding against
+    slots, and a miss counts more the longer the prompt, up to twice.
+    """
+    place = Place([a_worker(f"w{n}", index=n, slots=10) for n in range(2)], policy="weighted")
+    place.run(place.spec(session="s"), "w1")
+    place.prefill(place.give(place.spec(), "w0"))
+    place.give(place.spec(prompt_tokens=4000), "w0")
+    place.warm("w0", SYSTEM)
+    job = place.spec(SYSTEM, session="s")
+    placement = place.place(job)
+    candidates = place.router.explain(job, placement, at_s=place.at_s).candidates
+    scores = {one.worker: one.score for one in candidates}
+    miss = 0.7 * (1 + job.prompt_tokens / 8192)
+    hit_ratio = int(job.prompt_tokens * 30 / 30.5) / job.prompt_tokens
+    assert scores["w1"] == pytest.approx(miss)
+    assert scores["w0"] == pytest.approx(1.2 * (0.25 + 0.1) + miss * (1 - hit_ratio) + 0.3)
+    long = place.spec(prompt_tokens=100_000)
+    candidates = place.router.explain(long, place.place(long), at_s=place.at_s).candidates
+    assert candidates[0].score == pytest.approx(2 * 0.7)
+
+
 def test_weighted_ignores_a_hit_of_less_than_a_third() -> None:
     """The 30 % rule: a smaller cached share of the prompt is no reason to go there."""
     for ask, home in ((75, "w1"), (65, "w0")):
@@ -377,6 +399,26 @@ def test_holders_alike_take_turns() -> None:
     assert homes == ["w1", "w3", "w5", "w1", "w3", "w5"]
 
 
+def test_a_worker_without_a_place_in_the_index_still_gets_cold_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While too many lost caches linger a worker is unknown to the index: it holds nothing, and
+    takes its turn with those that do.
+    """
+    monkeypatch.setattr("broker.core.prefix_index.RETIRED_BITS_MAX", 0)
+    place = Place(0)
+    for n in range(2):
+        place.workers[f"w{n}"] = a_worker(f"w{n}", index=n)
+    monkeypatch.setattr("broker.core.prefix_index.RETIRED_BITS_MAX", 1)
+    place.router.joined(place.workers["w0"])
+    monkeypatch.setattr("broker.core.prefix_index.RETIRED_BITS_MAX", 0)
+    place.router.joined(place.workers["w1"])
+    place.warm("w0", SYSTEM)
+    assert where(place, SYSTEM) == "w0"
+    place.give(place.spec(prompt_tokens=100_000), "w0")
+    assert where(place, SYSTEM) == "w1"
+
+
 @pytest.mark.parametrize("holders", [6, 70])
 def test_of_many_holders_the_least_loaded_is_chosen(holders: int) -> None:
     """A prefix that many hold, listed or a crowd, goes to the least loaded of them."""
@@ -421,6 +463,15 @@ def test_a_kept_answer_ends_with_the_sticky_time() -> None:
     assert place.place(job).worker is place.workers["w3"]
 
 
+def test_a_conversation_s_next_turn_sticks_to_the_worker_of_the_last() -> None:
+    """The whole of a turn's prompt is the key of the next."""
+    place = Place(4)
+    home = place.run(place.spec(("turn1", 20)))
+    job = place.spec(("turn1", 20), ("turn2", 5))
+    placement = place.place(job)
+    assert place.router.explain(job, placement, at_s=place.at_s).previous_worker == home
+
+
 def test_a_session_that_went_elsewhere_takes_its_waiting_jobs_along() -> None:
     """A kept answer follows the session's last dispatch."""
     place = Place(3)
@@ -445,11 +496,15 @@ def test_stickiness_is_void_past_the_hard_threshold() -> None:
     """When the last worker's predicted first token is 2 s behind the best, nobody pays for
     leaving.
     """
-    for tokens, penalised in ((15_000, True), (17_000, False)):
+    for tokens, prompt_tokens, penalised in (
+        (15_000, 32, True),
+        (17_000, 32, False),
+        (8_000, 16_000, True),
+    ):
         place = Place(2, hold_for_affinity=False)
         home = place.run(place.spec(session="s"))
         place.give(place.spec(prompt_tokens=tokens), home)
-        job = place.spec(session="s")
+        job = place.spec(session="s", prompt_tokens=prompt_tokens)
         placement = place.place(job)
         candidates = place.router.explain(job, placement, at_s=place.at_s).candidates
         other = next(one for one in candidates if one.worker != home)
@@ -925,7 +980,12 @@ def test_a_worker_that_returns_starts_without_credit() -> None:
     place = Place(2)
     place.warm("w0", SYSTEM)
     worker = place.workers["w0"]
+    place.give(place.spec(("x", 9)), "w0")
+    worker.remove("acme.j1")
     place.router.gone(worker)
+    router = place.router
+    assert isinstance(router, CacheAwareRouter)
+    assert not router._unconfirmed._chains
     place.router.joined(worker)
     assert place.place(place.spec(SYSTEM)).hit_tokens == 0
     assert where(place) == "w1"

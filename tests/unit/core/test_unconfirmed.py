@@ -52,6 +52,14 @@ def test_a_part_confirmed_leaves_the_rest_in_question() -> None:
     assert failed(unconfirmed, worker, [], []) == [BLOCKS[6:]]
 
 
+def test_the_first_block_in_question_can_be_confirmed_alone() -> None:
+    """A report that lists no more than the first of the blocks in question confirms that one."""
+    worker, unconfirmed = a_worker(), Unconfirmed()
+    unconfirmed.add(a_lease(worker), start=3)
+    reports = [BLOCKS[3:4], *[[]] * CONFIRM_REPORTS_MAX]
+    assert failed(unconfirmed, worker, *reports) == [BLOCKS[4:]]
+
+
 def test_time_begins_with_the_end_of_the_prefill() -> None:
     """A long prefill may take any number of reports; a job that ended without one is done, too."""
     worker, unconfirmed = a_worker(), Unconfirmed()
