@@ -9,11 +9,12 @@ import asyncio
 import functools
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import uvloop
 from pytest_asyncio.plugin import LoopFactory
 
@@ -71,6 +72,24 @@ def _bounded(
             await test(**fixtures)
 
     return bounded
+
+
+@pytest.fixture(autouse=True)
+def log_setup_ends_with_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo the log's set-up after each test.
+
+    A module's logger that is cached on first use would keep writing to the standard error of the
+    test that made it, which pytest has closed by then.
+    """
+    configure = structlog.configure
+
+    def configure_uncached(**settings: Any) -> None:
+        settings["cache_logger_on_first_use"] = False
+        configure(**settings)
+
+    monkeypatch.setattr(structlog, "configure", configure_uncached)
+    yield
+    structlog.reset_defaults()
 
 
 class SkipGuard:
