@@ -158,7 +158,8 @@ def _log_to_stderr(*, debug: bool) -> None:
     level = logging.DEBUG if debug else logging.ERROR
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Standard error as it is at each line, not as it was when this command began.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 
 
