@@ -4,6 +4,8 @@
   counted.
 - Failed: it waits out a back-off curve with jitter, another worker is tried, and after
   `failures_max` charged failures it is dead-lettered.
+- Turned away by an engine without room (429): the same curve and another worker, but uncharged, so
+  that its own time limit ends it. (Asked again at once, one job made 200 attempts a second.)
 - Its worker died: `blame` says which job that is charged to.
 - A stream whose first token was sent is not restarted behind the caller's back, unless the caller
   asked for that.
@@ -26,6 +28,39 @@ def backoff_s(failures_charged: int, policy: LeasePolicy, *, jitter: float) -> f
     exponent = min(max(0, failures_charged - 1), 60)  # 2.0**60 is beyond any cap already.
     wait_s = policy.retry_base_s * 2.0**exponent
     return min(policy.retry_s_max, wait_s * (1.0 + JITTER_RATIO * jitter))
+
+
+FAILURES_KEPT_MAX = 32
+"""Failures remembered of one job, which each dispatch carries: beyond it the oldest that count for
+nothing go."""
+
+_NO_REST = (Reason.WORKER_LOST, Reason.HANDED_BACK)
+"""Uncharged failures that say nothing against another try right now."""
+
+
+def failure_rest_s(failures: tuple[Failure, ...], policy: LeasePolicy, *, jitter: float) -> float:
+    """Tell the wait after the last of these failures: by the curve of its own sort."""
+    last = failures[-1]
+    if not last.charged and last.reason in _NO_REST:
+        return 0.0
+    alike = sum(1 for one in failures if one.charged == last.charged and _rests(one))
+    return backoff_s(alike, policy, jitter=jitter)
+
+
+def _rests(failure: Failure) -> bool:
+    return failure.charged or failure.reason not in _NO_REST
+
+
+def remembered(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+    """Drop the oldest that neither count towards an end nor mark a death, beyond the bound."""
+    over = max(0, len(failures) - FAILURES_KEPT_MAX)
+    spare = [
+        place
+        for place, one in enumerate(failures)
+        if not one.charged and one.reason is not Reason.WORKER_LOST
+    ]
+    dropped = frozenset(spare[:over])
+    return tuple(one for place, one in enumerate(failures) if place not in dropped)
 
 
 class Retries:
@@ -54,23 +89,20 @@ class Retries:
         """Note a failed attempt, and try again elsewhere if that may help."""
         mind, policy = self._mind, self._mind.policy.leases
         failure = Failure(lease.attempt, lease.worker, reason, mind.at_s, detail, charged)
-        failures = (*lease.failures, failure)
+        failures = remembered((*lease.failures, failure))
         mind.unleases(lease)
         if self._ends_stream(lease, failures):
             return
         if is_ended(failures, policy) and not lease.cancelled:
             mind.out.append(DeadLetter(lease.job.key, failures))
             return
-        wait_s = 0.0
-        if charged:
-            charges = sum(1 for one in failures if one.charged)
-            wait_s = backoff_s(charges, policy, jitter=2.0 * mind.rng.random() - 1.0)
+        rest_s = failure_rest_s(failures, policy, jitter=2.0 * mind.rng.random() - 1.0)
         self._again(
             lease,
             failure,
             failures=failures,
-            not_before_s=mind.at_s + wait_s if charged else 0.0,
-            excluded=_with(lease, lease.worker) if charged else lease.excluded,
+            not_before_s=mind.at_s + rest_s if rest_s else 0.0,
+            excluded=_with(lease, lease.worker) if rest_s else lease.excluded,
         )
 
     def worker_died(self, worker: Worker, *, cause: str) -> None:
