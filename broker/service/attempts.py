@@ -1,18 +1,27 @@
-"""How often a job failed, across brokers: KV ATTEMPTS, written only when an attempt fails."""
+"""How often a job failed, across brokers: KV ATTEMPTS, written only when an attempt fails.
+
+A key is written behind the failure and deleted behind the job's end, so at a takeover some keys are
+of jobs whose record stands. They are dropped, but for dead letters: the last leader may have died
+between record and letter, and only this key tells.
+"""
 
 import asyncio
 
 import structlog
 
-from broker.bus.base import Bus, BusError, NotFound
+from broker.bus.base import Bus, BusError, NoStream, NotFound
+from broker.service.recovery import until_answered
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, encode
-from broker.wire.ids import split_job_key
-from broker.wire.messages import Failure, JobAttempts
+from broker.wire.ids import is_token, split_job_key
+from broker.wire.messages import Failure, JobAttempts, Kind, TerminalRecord
 from broker.wire.subjects import ATTEMPTS_BUCKET
 
 FAILURES_KEPT_MAX = 16
 """Failures kept per job: more than any cap on retries, few enough for one small value."""
+
+LOADS_AT_ONCE_MAX = 64
+"""Keys read at the same time: ten thousand take a fraction of a second at a start."""
 
 RETRY_S = 0.5
 
@@ -26,21 +35,24 @@ class AttemptBook:
         """Make an empty book; `load` fills it."""
         self._bus = bus
         self.failures: dict[str, tuple[Failure, ...]] = {}
+        self.dead_letters: dict[str, TerminalRecord] = {}
+        """Records of dead letters that may be unwritten, by job key."""
         self._dirty: dict[str, None] = {}
         self._wake = asyncio.Event()
 
     async def load(self) -> None:
-        """Read the bucket, forgetting jobs whose record stands already."""
-        for key in await self._bus.kv_keys(ATTEMPTS_BUCKET):
-            lane, job_id = split_job_key(key)
-            try:
-                await self._bus.last_message(
-                    subjects.results_stream(lane), subjects.result(lane, job_id)
-                )
-            except NotFound:
-                await self._load_one(key)
-            else:
-                await self._bus.kv_delete(ATTEMPTS_BUCKET, key)
+        """Read the bucket, however long it takes the server to answer."""
+        keys = await until_answered(lambda: self._bus.kv_keys(ATTEMPTS_BUCKET))
+        room = asyncio.Semaphore(LOADS_AT_ONCE_MAX)
+
+        async def load_one(key: str) -> None:
+            async with room:
+                await until_answered(lambda: self._load_one(key))
+
+        async with asyncio.TaskGroup() as group:
+            for key in keys:
+                if _is_key(key):
+                    group.create_task(load_one(key))
 
     def add(self, key: str, failure: Failure) -> None:
         """Note one more failure of a job."""
@@ -49,7 +61,8 @@ class AttemptBook:
 
     def forget(self, key: str) -> None:
         """The job ended."""
-        if self.failures.pop(key, None) is not None:
+        known = (self.failures.pop(key, None), self.dead_letters.pop(key, None))
+        if known != (None, None):
             self._mark(key)
 
     async def run(self) -> None:
@@ -63,6 +76,27 @@ class AttemptBook:
                 await self._write(key)
 
     async def _load_one(self, key: str) -> None:
+        lane, job_id = split_job_key(key)
+        try:
+            stored = await self._bus.last_message(
+                subjects.results_stream(lane), subjects.result(lane, job_id)
+            )
+            record = decode(stored.data, TerminalRecord)
+        except NotFound:
+            await self._load_failures(key)
+        except NoStream as error:
+            # Of a lane that is no more, or in an election: the failures count in any case.
+            _log.info("attempts.record_unknown", job=key, error=str(error))
+            await self._load_failures(key)
+        except MalformedMessage:
+            self._mark(key)
+        else:
+            if record.kind is Kind.DEAD_LETTERED:
+                self.dead_letters[key] = record
+            else:
+                self._mark(key)
+
+    async def _load_failures(self, key: str) -> None:
         try:
             entry = await self._bus.kv_get(ATTEMPTS_BUCKET, key)
             self.failures[key] = decode(entry.value, JobAttempts).failures
@@ -70,8 +104,9 @@ class AttemptBook:
             _log.warning("attempts.unreadable", job=key, error=str(error))
 
     def _mark(self, key: str) -> None:
-        self._dirty[key] = None
-        self._wake.set()
+        if _is_key(key):
+            self._dirty[key] = None
+            self._wake.set()
 
     async def _write(self, key: str) -> None:
         failures = self.failures.get(key)
@@ -85,3 +120,8 @@ class AttemptBook:
             _log.warning("attempts.write_failed", job=key, error=str(error))
             await asyncio.sleep(RETRY_S)
             self._mark(key)
+
+
+def _is_key(key: str) -> bool:
+    """Say whether this may name a job: what a worker lists could be anything."""
+    return all(is_token(part) for part in split_job_key(key))

@@ -1,10 +1,10 @@
 """The rule of removal: a job's message leaves its stream only after its terminal record stands.
 
 `Closer` carries out the broker's own endings (rejected, expired, cancelled, dead-lettered, worker
-lost): record by
-compare-and-set, dead letter where there is one, word to the caller, then the acknowledgement. Each
-step is
-repeated until its outcome is known; a crash between any two of them is healed by redelivery.
+lost): record by compare-and-set, dead letter where there is one, word to the caller, then the
+acknowledgement. Each step is repeated until its outcome is known; a crash between any two of them
+is healed by redelivery. A dead letter's failures stand in ATTEMPTS before its record does, so that
+the next leader knows that there is a letter to be written.
 """
 
 import asyncio
@@ -13,18 +13,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
+import msgspec
 import structlog
 
-from broker.bus.base import Bus, BusError, NotFound, StreamFull, Timeout, WrongSequence
+from broker.bus.base import (
+    Bus,
+    BusError,
+    NoResponders,
+    NotFound,
+    PayloadTooLarge,
+    StreamFull,
+    Timeout,
+    WrongSequence,
+)
 from broker.service.held import Duplicate
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, encode
-from broker.wire.ids import split_job_key
-from broker.wire.messages import DeadLetter, End, Kind, StoredEnd, TerminalRecord
+from broker.wire.messages import DeadLetter, End, JobAttempts, Kind, StoredEnd, TerminalRecord
 
-CLOSERS = 32
-"""Endings carried out at once: enough to fill a windowed publisher, few enough to leave room for
-dispatches."""
+STEPS_MAX = 32
+"""Steps under way at once: enough to fill a windowed publisher, few enough to leave room for
+dispatches. An ending that waits to be tried again takes none, so that a lane whose results are full
+holds up no other."""
 
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 5.0
@@ -79,11 +89,15 @@ class Closed(Protocol):
 class Closer:
     """Ends jobs durably, many at a time."""
 
-    def __init__(self, bus: Bus, *, closed: Closed) -> None:
-        """Call `closed` when a job's message is gone."""
+    def __init__(
+        self, bus: Bus, *, closed: Closed, given_up: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Call `closed` when a job's message is gone; `given_up` with its key after a surprise."""
         self._bus = bus
         self._closed = closed
+        self._given_up = given_up
         self._work: asyncio.Queue[Ending | Farewell] = asyncio.Queue()
+        self._room = asyncio.Semaphore(STEPS_MAX)
         self.failures = 0
         """Steps that had to be repeated."""
 
@@ -91,27 +105,27 @@ class Closer:
         """Queue one ending. Pull windows bound the queue: endings keep their places until done."""
         self._work.put_nowait(work)
 
-    @property
-    def backlog(self) -> int:
-        """Count endings not begun yet."""
-        return self._work.qsize()
-
     async def run(self) -> None:
         """Carry out endings until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(CLOSERS):
-                group.create_task(self._close_one_by_one())
+            while True:
+                group.create_task(self._carry_out(await self._work.get()))
 
-    async def _close_one_by_one(self) -> None:
-        while True:
-            match await self._work.get():
-                case Ending() as ending:
-                    await self._close(ending)
-                case Farewell() as farewell:
-                    stored = encode(StoredEnd(job=farewell.job_id))
-                    await self._dismiss(farewell.key, farewell.lane, farewell.duplicates, stored)
+    async def _carry_out(self, work: Ending | Farewell) -> None:
+        """Carry out one ending."""
+        try:
+            match work:
+                case Ending():
+                    await self._close(work)
+                case Farewell():
+                    await self._dismiss(work, encode(StoredEnd(job=work.job_id)))
+        except Exception:  # noqa: BLE001 - the edge of one ending: the others go on
+            _log.exception("closer.surprise", job=work.key)
+            self._given_up(work.key)
 
     async def _close(self, ending: Ending) -> None:
+        if ending.dead_letter:
+            await self._persistently(partial(self._announce, ending), "attempts", ending.key)
         record, won = await self._persistently(partial(self._record, ending), "record", ending.key)
         if ending.dead_letter and record.kind is Kind.DEAD_LETTERED:
             step = partial(self._dead_letter, ending, record)
@@ -121,9 +135,16 @@ class Closer:
         event = encode(end if len(data) <= END_BYTES_MAX else StoredEnd(job=record.job))
         if ending.client:
             await self._say(subjects.out(record.lane, ending.client, ending.record.job), event)
-        await self._persistently(partial(self._remove, ending), "remove", ending.key)
-        await self._dismiss(ending.key, record.lane, ending.duplicates, event)
+        remove = partial(self._remove, ending.ack_subject, ending.stream, ending.sequence)
+        await self._persistently(remove, "remove", ending.key)
+        twins = Farewell(ending.key, record.lane, ending.record.job, ending.duplicates)
+        await self._dismiss(twins, event)
         self._closed(ending, record, won=won)
+
+    async def _announce(self, ending: Ending) -> None:
+        """Let ATTEMPTS say that this job is at its end before its record does."""
+        attempts = JobAttempts(failures=ending.record.failures)
+        await self._bus.kv_put(subjects.ATTEMPTS_BUCKET, ending.key, encode(attempts))
 
     async def _record(self, ending: Ending) -> tuple[TerminalRecord, bool]:
         """Write the record unless one stands; return the one that stands and whether it is ours."""
@@ -149,7 +170,7 @@ class Closer:
             raise Timeout(message) from error
 
     async def _dead_letter(self, ending: Ending, record: TerminalRecord) -> None:
-        """Publish the dead letter once: its message id is the job's."""
+        """Publish the dead letter once: its message id is the job's, and an older one is found."""
         try:
             job = await self._bus.message_at(ending.stream, ending.sequence)
         except NotFound:
@@ -157,23 +178,34 @@ class Closer:
             return
         letter = DeadLetter(job=job.data, subject=job.subject, record=record)
         try:
-            await self._bus.append(
-                subjects.dead_letter(record.lane, record.job),
-                encode(letter),
-                message_id=f"dlq-{ending.key}-{ending.sequence}",
-            )
+            await self._append_letter(letter, ending)
+        except PayloadTooLarge:
+            # The job alone fits a message; with its history it does not.
+            _log.exception("closer.dead_letter_without_job", job=ending.key)
+            await self._append_letter(msgspec.structs.replace(letter, job=b""), ending)
         except StreamFull:
             _log.exception("closer.dead_letters_full", lane=record.lane, job=ending.key)
             raise
 
-    async def _dismiss(
-        self, key: str, lane: str, duplicates: tuple[Duplicate, ...], event: bytes
-    ) -> None:
+    async def _append_letter(self, letter: DeadLetter, ending: Ending) -> None:
+        record, data = letter.record, encode(letter)
+        subject = subjects.dead_letter(record.lane, record.job)
+        try:
+            last = await self._bus.last_message(subjects.dead_letters_stream(record.lane), subject)
+        except NotFound:
+            pass
+        else:
+            if last.data == data:
+                return
+        message_id = f"dlq-{ending.key}-{ending.sequence}"
+        await self._bus.append(subject, data, message_id=message_id)
+
+    async def _dismiss(self, twins: Farewell, event: bytes) -> None:
         """Answer and acknowledge further messages of an ended job."""
-        _, job_id = split_job_key(key)
-        for twin in duplicates:
-            await self._say(subjects.out(lane, twin.client, job_id), event)
-            await self._persistently(partial(self._bus.ack, twin.ack_subject), "ack", key)
+        for twin in twins.duplicates:
+            await self._say(subjects.out(twins.lane, twin.client, twins.job_id), event)
+            remove = partial(self._remove, twin.ack_subject, twin.stream, twin.sequence)
+            await self._persistently(remove, "ack", twins.key)
 
     async def _say(self, subject: str, event: bytes) -> None:
         """Send a caller its end; its ticket looks in RESULTS if this is lost."""
@@ -182,20 +214,30 @@ class Closer:
         except BusError as error:
             _log.info("closer.end_unsent", subject=subject, error=str(error))
 
-    async def _remove(self, ending: Ending) -> None:
-        if ending.ack_subject:
-            await self._bus.ack(ending.ack_subject)
-        else:
-            await self._bus.delete_message(ending.stream, ending.sequence)
+    async def _remove(self, ack_subject: str, stream: str, sequence: int) -> None:
+        """Take a message out of its stream: by its ack, or by its sequence where none is heard.
+
+        A consumer that was made anew knows nothing of a delivery until it comes again, and never
+        answers if the message is gone.
+        """
+        if ack_subject:
+            try:
+                await self._bus.ack(ack_subject)
+            except (Timeout, NoResponders):
+                _log.info("closer.ack_unheard", stream=stream, sequence=sequence)
+            else:
+                return
+        await self._bus.delete_message(stream, sequence)
 
     async def _persistently(
         self, step: Callable[[], Awaitable[_Result]], name: str, key: str
     ) -> _Result:
-        """Repeat a step until the bus has answered it."""
+        """Repeat a step until the bus has answered it, leaving room to others in between."""
         pause_s = RETRY_S_MIN
         while True:
             try:
-                return await step()
+                async with self._room:
+                    return await step()
             except BusError as error:
                 self.failures += 1
                 _log.warning("closer.retry", step=name, job=key, error=str(error), pause_s=pause_s)

@@ -1,7 +1,8 @@
 """What operators and owners may ask the leading broker: `ctl.cluster.*` and `ctl.lane.<lane>.*`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 import msgspec
 import structlog
@@ -9,7 +10,7 @@ import structlog
 from broker.bus.base import Bus, BusError, Message, NotFound, Subscription
 from broker.core.events import CancelRequested, DrainRequested
 from broker.service.endings import Endings
-from broker.service.held import Shelf
+from broker.service.held import Shelf, Stage
 from broker.service.loop import Loop
 from broker.service.reconcile import Reconciler
 from broker.service.snapshot import (
@@ -18,6 +19,7 @@ from broker.service.snapshot import (
     ReconcileView,
     SnapshotSource,
     WorkersView,
+    sliced,
 )
 from broker.service.snapshot import encode as encode_view
 from broker.wire import subjects
@@ -26,7 +28,10 @@ from broker.wire.ids import MalformedName, is_token, job_key
 from broker.wire.messages import CancelRequest, ControlReply, DrainRequest, Job, WhyRequest
 
 REQUESTS_MAX = 256
-"""Control requests worked on at once; a further one is told to try again."""
+"""Control requests of operators, and of owners, that wait; a further one is told to try again."""
+
+AT_ONCE_MAX = 8
+"""Requests of each sort worked on at once. A reconcile takes seconds: no cancel waits behind it."""
 
 _Answer = Callable[[bytes, str], Awaitable[ControlReply]]
 
@@ -55,7 +60,8 @@ class Control:
         self._reconciler = reconciler
         self._snapshots = snapshots
         self._now = now
-        self._requests: asyncio.Queue[Message] = asyncio.Queue(REQUESTS_MAX)
+        self._of_operators: asyncio.Queue[Message] = asyncio.Queue(REQUESTS_MAX)
+        self._of_owners: asyncio.Queue[Message] = asyncio.Queue(REQUESTS_MAX)
         self._cluster: dict[str, _Answer] = {
             "workers": self._workers,
             "lanes": self._lanes,
@@ -69,54 +75,72 @@ class Control:
         """Answer until cancelled."""
         taken: list[Subscription] = []
         try:
-            taken.append(await self._bus.subscribe(subjects.CLUSTER_CONTROL, self._take))
-            taken.append(await self._bus.subscribe(subjects.LANE_CONTROL, self._take))
-            while True:
-                await self._answer(await self._requests.get())
+            async with asyncio.TaskGroup() as group:
+                for subject, requests, answers in (
+                    (subjects.CLUSTER_CONTROL, self._of_operators, self._cluster),
+                    (subjects.LANE_CONTROL, self._of_owners, self._lane),
+                ):
+                    take = partial(self._take, requests)
+                    taken.append(await self._bus.subscribe(subject, take))
+                    for _ in range(AT_ONCE_MAX):
+                        group.create_task(self._answer_all(requests, answers))
         finally:
             for subscription in taken:
                 await subscription.unsubscribe()
 
-    async def _take(self, message: Message) -> None:
+    async def _take(self, requests: asyncio.Queue[Message], message: Message) -> None:
         try:
-            self._requests.put_nowait(message)
+            requests.put_nowait(message)
         except asyncio.QueueFull:
             busy = ControlReply(ok=False, message="Too many control requests; try again.")
-            await self._bus.publish(message.reply, encode(busy))
+            await self._reply(message, busy)
 
-    async def _answer(self, message: Message) -> None:
+    async def _answer_all(
+        self, requests: asyncio.Queue[Message], answers: Mapping[str, _Answer]
+    ) -> None:
+        while True:
+            message = await requests.get()
+            await self._reply(message, await self._answer(message, answers))
+
+    async def _answer(self, message: Message, answers: Mapping[str, _Answer]) -> ControlReply:
         parts = message.subject.split(".")
         lane = parts[2] if parts[1] == "lane" else ""
-        answers = self._lane if lane else self._cluster
         answer = answers.get(parts[-1])
+        if answer is None:
+            return ControlReply(ok=False, message=f"Unknown request {message.subject}."[:4096])
         try:
-            reply = (
-                await answer(message.data, lane)
-                if answer is not None
-                else ControlReply(ok=False, message=f"Unknown request {message.subject}.")
-            )
+            return await answer(message.data, lane)
         except MalformedMessage as error:
-            reply = ControlReply(ok=False, message=f"The request can't be read: {error}"[:4096])
+            return ControlReply(ok=False, message=f"The request can't be read: {error}"[:4096])
         except BusError as error:
-            reply = ControlReply(ok=False, message=f"The message server failed: {error}"[:4096])
-        if message.reply:
-            try:
-                await self._bus.publish(message.reply, encode(reply))
-            except BusError as error:
-                _log.info("control.reply_unsent", subject=message.subject, error=str(error))
+            return ControlReply(ok=False, message=f"The message server failed: {error}"[:4096])
+        except Exception:  # noqa: BLE001 - the edge of one request: the others go on
+            _log.exception("control.surprise", subject=message.subject)
+            return ControlReply(ok=False, message="The broker failed at this; see its log.")
+
+    async def _reply(self, message: Message, reply: ControlReply) -> None:
+        if not message.reply:
+            return
+        try:
+            await self._bus.publish(message.reply, encode(reply))
+        except BusError as error:
+            _log.info("control.reply_unsent", subject=message.subject, error=str(error))
 
     async def _workers(self, _data: bytes, _lane: str) -> ControlReply:
-        return _view(WorkersView(workers=tuple(self._snapshots.workers())))
+        workers = [worker async for worker in sliced(self._snapshots.workers())]
+        return _view(WorkersView(workers=tuple(workers)))
 
     async def _lanes(self, _data: bytes, _lane: str) -> ControlReply:
-        return _view(LanesView(lanes=tuple(self._snapshots.lanes())))
+        return _view(
+            LanesView(lanes=tuple([lane async for lane in sliced(self._snapshots.lanes())]))
+        )
 
     async def _status(self, _data: bytes, _lane: str) -> ControlReply:
         return _view(self._snapshots.status())
 
     async def _drain(self, data: bytes, _lane: str) -> ControlReply:
         request = decode(data, DrainRequest)
-        known = {worker.worker for worker in self._snapshots.workers()}
+        known = [worker.worker async for worker in sliced(self._snapshots.workers())]
         if request.worker not in known:
             return ControlReply(
                 ok=False, message=f"No worker {request.worker}; see `inferlane workers`."
@@ -137,12 +161,21 @@ class Control:
     async def _cancel(self, data: bytes, lane: str) -> ControlReply:
         request = decode(data, CancelRequest)
         key = job_key(lane, request.job)
-        if key in self._shelf or self._loop.scheduler.is_known(key):
-            self._loop.tell(CancelRequested(self._now(), key))
-            return ControlReply(ok=True, message="cancelling")
+        held = self._shelf.get(key)
+        if held is not None and held.stage is Stage.CLOSING:
+            return ControlReply(ok=False, message=f"Job {request.job} is ending; see its result.")
+        if self._is_known(key):
+            return self._cancel_known(key)
         if not request.stream or not request.stream_sequence:
             return ControlReply(ok=False, message=f"No job {request.job} is held or running.")
         return await self._cancel_unpulled(request, lane)
+
+    def _is_known(self, key: str) -> bool:
+        return key in self._shelf or self._loop.scheduler.is_known(key)
+
+    def _cancel_known(self, key: str) -> ControlReply:
+        self._loop.tell(CancelRequested(self._now(), key))
+        return ControlReply(ok=True, message="cancelling")
 
     async def _cancel_unpulled(self, request: CancelRequest, lane: str) -> ControlReply:
         """Cancel a job that still waits in its stream, found by its sequence."""
@@ -157,6 +190,9 @@ class Control:
             return gone
         if job.id != request.job:
             return gone
+        key = job_key(lane, request.job)
+        if self._is_known(key):
+            return self._cancel_known(key)  # It was pulled meanwhile.
         self._endings.end_unpulled(job.id, address, job.client, sequence=request.stream_sequence)
         return ControlReply(ok=True, message="cancelling")
 

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 from broker.bus.base import Delivery
+from broker.core import decisions as do
 from broker.core.events import Event, JobEnded
 from broker.service.closer import Closer, Ending, Farewell
 from broker.service.held import Held, Shelf, Stage
+from broker.service.texts import ending_text
 from broker.wire import subjects
 from broker.wire.ids import job_key
 from broker.wire.messages import Attempt, Failure, Kind, Reason, TerminalRecord
@@ -13,22 +15,6 @@ from broker.wire.subjects import JobAddress
 
 RETRY_AFTER_S_MIN = 1.0
 """Least life of a rejection record; the server's shortest message TTL is one second."""
-
-_TEXTS = {
-    Reason.QUEUE_FULL: "The queue is full; try again after retry_after_s.",
-    Reason.QUOTA_EXCEEDED: "The job is larger than a quota row allows; make it smaller.",
-    Reason.DEADLINE_INFEASIBLE: "The deadline can't be met at today's load; allow more time.",
-    Reason.DEADLINE_EXPIRED: "The deadline passed before the job could run.",
-    Reason.WAIT_EXPIRED: "The job waited as long as its band allows; try later or a lower band.",
-    Reason.CANCELLED: "Cancelled by its owner.",
-    Reason.NO_WORKERS: "No worker serves this model.",
-    Reason.DRAINING: "The cluster is draining; try again later.",
-    Reason.LANE_PAUSED: "The lane is paused by an operator; try again later.",
-    Reason.UNKNOWN_MODEL: "This lane may not use this model in this band; see its offer in CONFIG.",
-    Reason.MALFORMED: "The message can't be read as a job.",
-    Reason.PAYLOAD_TOO_LARGE: "The request is too large to be handed to a worker; send less.",
-    Reason.WORKER_LOST: "The worker was lost after the first token; submit again.",
-}
 
 
 class Endings:
@@ -74,7 +60,7 @@ class Endings:
             model=held.model,
             client=held.client,
             reason=reason,
-            message=(_TEXTS.get(reason, "The job could not be run.") + detail)[:4096],
+            message=ending_text(held.key, kind, reason, failures=failures, detail=detail),
             attempt=attempt,
             submitted_at_s=held.submitted_at_s,
             retry_after_s=retry_after_s,
@@ -82,7 +68,8 @@ class Endings:
             request_id=held.request_id,
             row=row,
         )
-        rejected = kind is Kind.REJECTED
+        # A rejection runs out, so that the next try can succeed; one without a next try stays.
+        ttl_s = max(retry_after_s, RETRY_AFTER_S_MIN) if retry_after_s else 0.0
         self._closer.put(
             Ending(
                 key=held.key,
@@ -91,11 +78,41 @@ class Endings:
                 sequence=held.sequence,
                 ack_subject=held.ack_subject,
                 client=held.client,
-                ttl_s=max(retry_after_s, RETRY_AFTER_S_MIN) if rejected else 0.0,
+                ttl_s=ttl_s,
                 dead_letter=kind is Kind.DEAD_LETTERED,
                 duplicates=tuple(held.duplicates.values()),
             )
         )
+
+    def decided(self, decision: do.Decision, held: Held) -> None:
+        """End a held job as the mind decided; other decisions end nothing."""
+        match decision:
+            case do.Reject(_, reason, row, used, limit, retry_after_s):
+                over = f"Row {row}: {used:g} of {limit:g} used." if row else ""
+                self.end(
+                    held,
+                    Kind.REJECTED,
+                    reason=reason,
+                    detail=over,
+                    row=row,
+                    retry_after_s=retry_after_s,
+                )
+            case do.Expire(_, reason):
+                self.end(held, Kind.EXPIRED, reason=reason)
+            case do.Cancel():
+                self.end(held, Kind.CANCELLED, reason=Reason.CANCELLED)
+            case do.DeadLetter(_, failures):
+                self.end(
+                    held,
+                    Kind.DEAD_LETTERED,
+                    reason=failures[-1].reason if failures else Reason.WORKER_LOST,
+                    failures=failures,
+                )
+            case do.FailStream(_, failures):
+                reason = failures[-1].reason if failures else Reason.WORKER_LOST
+                self.end(held, Kind.FAILED, reason=reason, failures=failures)
+            case _:
+                pass
 
     def released(self, held: Held) -> None:
         """Let a job go whose record stands and whose message its agent acknowledges."""
@@ -106,8 +123,25 @@ class Endings:
             twins = tuple(held.duplicates.values())
             self._closer.put(Farewell(held.key, held.lane, held.job_id, twins))
 
+    def repeat(self, held: Held, record: TerminalRecord) -> None:
+        """Finish what an earlier leader began: the record of this dead letter stands."""
+        held.stage = Stage.CLOSING
+        self._shelf.drop_body(held)
+        self._closer.put(
+            Ending(
+                key=held.key,
+                record=record,
+                stream=held.stream,
+                sequence=held.sequence,
+                ack_subject=held.ack_subject,
+                client=held.client,
+                dead_letter=True,
+            )
+        )
+
     def end_unpulled(self, job_id: str, address: JobAddress, client: str, *, sequence: int) -> None:
         """Cancel a job that is still in its stream and not held."""
+        key = job_key(address.lane, job_id)
         record = TerminalRecord(
             job=job_id,
             lane=address.lane,
@@ -117,11 +151,11 @@ class Endings:
             model=address.model,
             client=client,
             reason=Reason.CANCELLED,
-            message=_TEXTS[Reason.CANCELLED],
+            message=ending_text(key, Kind.CANCELLED, Reason.CANCELLED),
         )
         self._closer.put(
             Ending(
-                key=job_key(address.lane, job_id),
+                key=key,
                 record=record,
                 stream=subjects.jobs_stream(address.lane, address.band),
                 sequence=sequence,
@@ -149,7 +183,7 @@ class Endings:
             ended_at_s=self._now(),
             client=client,
             reason=reason,
-            message=f"{_TEXTS[reason]} {detail}"[:4096],
+            message=ending_text(job_key(lane, bad_id), Kind.REJECTED, reason, detail=detail),
         )
         self._closer.put(
             Ending(
@@ -166,4 +200,8 @@ class Endings:
     def message_gone(self, held: Held) -> None:
         """Forget a job whose message left its stream: by the rule of removal its record stands."""
         if held.stage is not Stage.CLOSING:
-            self._tell(JobEnded(self._now(), held.key))
+            self.forget(held.key)
+
+    def forget(self, key: str) -> None:
+        """Let the mind forget a job; if its message is still in its stream, it comes again."""
+        self._tell(JobEnded(self._now(), key))

@@ -1,15 +1,16 @@
 """What the broker holds of each job: where its message is, and (as far as memory allows) its bytes.
 
 A body is a cache of the stream: it can be dropped at any time and read again by sequence. So memory
-is
-bounded whatever is queued, and a job whose body was dropped is dispatched a little later, never
+is bounded whatever is queued, and a job whose body was dropped is dispatched a little later, never
 lost.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from broker.bus.base import Pull
+from broker.bus.base import Delivery, Pull
+from broker.wire.messages import Attempt
 
 
 class Stage(Enum):
@@ -29,8 +30,25 @@ class Duplicate:
     """A second message of a known job: acknowledged once the first one's record stands."""
 
     client: str
+    stream: str
+    subject: str
     sequence: int
     ack_subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A message that came while the job of its id was being closed: a job of its own, afterwards.
+
+    It keeps its place in the window until then.
+    """
+
+    delivery: Delivery
+    pull: Pull
+
+
+MessageId = tuple[str, int]
+"""Stream and sequence: a lane's two streams number their messages each for itself."""
 
 
 @dataclass(slots=True)
@@ -55,15 +73,27 @@ class Held:
     prompt_blocks: int = 0
     """Whole prefix blocks of its prompt; 0 when not known."""
     stage: Stage = Stage.WAITING
+    sent: Attempt | None = None
+    """The attempt last offered to a worker: the answer to an earlier one says nothing now."""
+    unread: bool = False
+    """Known from a worker's list only; its message has not come yet."""
     pull: Pull | None = None
     """Whose window it occupies; given back when it is handed on."""
     renewed_at_s: float = 0.0
-    duplicates: dict[int, Duplicate] = field(default_factory=dict[int, Duplicate])
-    """By sequence of their message."""
+    duplicates: dict[MessageId, Duplicate] = field(default_factory=dict[MessageId, Duplicate])
+    behind: dict[MessageId, Behind] = field(default_factory=dict[MessageId, Behind])
+
+    @property
+    def message_id(self) -> MessageId:
+        """Where its message is."""
+        return self.stream, self.sequence
 
 
 DUPLICATES_MAX = 16
 """Duplicates remembered per job; a further one is acknowledged when it comes again."""
+
+BEHIND_MAX = 1
+"""Messages kept behind a job that is being closed: a client tries again once at a time."""
 
 
 class Shelf:
@@ -72,6 +102,8 @@ class Shelf:
     def __init__(self, *, bytes_max: int, reserve_ratios: tuple[float, ...]) -> None:
         """Make an empty shelf; each band has a share of `bytes_max` that no other may fill."""
         self._jobs: dict[str, Held] = {}
+        self._renewals: OrderedDict[str, Held] = OrderedDict()
+        """Jobs whose ack-wait is ours to renew, the one renewed longest ago first."""
         self._bytes_max = bytes_max
         self._reserves = [int(bytes_max * ratio) for ratio in reserve_ratios]
         self._bytes_of_band = [0] * len(reserve_ratios)
@@ -100,8 +132,36 @@ class Shelf:
     def put(self, held: Held, body: bytes | None) -> None:
         """Take a new job in; its body only if the budget allows."""
         self._jobs[held.key] = held
+        if held.stage is not Stage.RUNNING:
+            self._renewals[held.key] = held
         if body is not None:
             self.give_body(held, body)
+
+    def runs(self, held: Held) -> None:
+        """Leave a job to the worker that has it: body, window and renewals are needed no more."""
+        held.stage = Stage.RUNNING
+        self.drop_body(held)
+        hand_on(held)
+        self._renewals.pop(held.key, None)
+
+    def waits(self, held: Held) -> None:
+        """Take a job back from a worker; its ack-wait is renewed next, for nobody knows its age."""
+        held.stage = Stage.WAITING
+        if held.key not in self._renewals and self._jobs.get(held.key) is held:
+            self._renewals[held.key] = held
+            held.renewed_at_s = 0.0
+            self._renewals.move_to_end(held.key, last=False)
+
+    def renewal_due(self, *, before_s: float) -> Held | None:
+        """Return the job renewed longest ago, if that was before `before_s`."""
+        held = next(iter(self._renewals.values()), None)
+        return held if held is not None and held.renewed_at_s <= before_s else None
+
+    def renewed(self, held: Held, *, at_s: float) -> None:
+        """Note that a job's ack-wait begins anew."""
+        held.renewed_at_s = at_s
+        if held.key in self._renewals:
+            self._renewals.move_to_end(held.key)
 
     def give_body(self, held: Held, body: bytes) -> bool:
         """Keep a body; False when the budget is spent (it will be read again when needed)."""
@@ -131,6 +191,10 @@ class Shelf:
         if held is not None:
             self.drop_body(held)
             hand_on(held)
+            self._renewals.pop(key, None)
+            for behind in held.behind.values():
+                behind.pull.release()
+            held.behind.clear()
         return held
 
 

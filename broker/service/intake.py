@@ -1,11 +1,10 @@
 """From delivered messages to held jobs: decoded and checked once, at this edge.
 
 One pull per queue (lane, band, model), with a bounded window. A message that can't be read ends
-here, with a
-record of its own; the loop lives on.
+here, with a record of its own; the loop lives on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -13,13 +12,14 @@ import structlog
 
 from broker.bus.base import Bus, Delivery, Pull
 from broker.core.events import Event, JobHeld, JobSpec, QueueDepth
+from broker.service.attempts import AttemptBook
 from broker.service.endings import Endings
-from broker.service.held import DUPLICATES_MAX, Duplicate, Held, Shelf, Stage
+from broker.service.held import BEHIND_MAX, DUPLICATES_MAX, Behind, Duplicate, Held, Shelf, Stage
 from broker.service.learned import Learned
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode
 from broker.wire.ids import MalformedName, is_token, job_key
-from broker.wire.messages import Failure, Job, Reason
+from broker.wire.messages import Job, Reason
 from broker.wire.prefix import BLOCKS_MAX, HASH_BYTES, unpack_hashes
 from broker.wire.subjects import JobAddress
 
@@ -36,17 +36,17 @@ class Intake:
         *,
         tell: Callable[[Event], None],
         is_running: Callable[[str], bool],
-        failures: Mapping[str, tuple[Failure, ...]],
+        book: AttemptBook,
         learned: Learned,
         malformed: Callable[[str], None],
         now: Callable[[], float],
     ) -> None:
-        """`is_running(key)` says whether a worker has the job; `failures` are those of ATTEMPTS."""
+        """`is_running(key)` says whether a worker has the job."""
         self._shelf = shelf
         self._endings = endings
         self._tell = tell
         self._is_running = is_running
-        self._failures = failures
+        self._book = book
         self._learned = learned
         self._malformed = malformed
         self._now = now
@@ -55,29 +55,30 @@ class Intake:
         """Take one delivery of a queue."""
         try:
             job = _read(delivery, address)
+            spec = self._spec(job, delivery)
         except (MalformedMessage, MalformedName, ValueError) as error:
-            self._refuse(delivery, address, str(error))
             pull.release()
+            self._refuse(delivery, address, str(error))
             return
-        key = job_key(job.lane, job.id)
-        known = self._shelf.get(key)
+        known = self._shelf.get(spec.key)
         if known is None:
-            self._hold(job, key, delivery, pull)
-            return
-        pull.release()
-        if known.sequence == delivery.sequence:
-            known.ack_subject = delivery.ack_subject
-            known.renewed_at_s = self._now()
-        elif known.stage is not Stage.CLOSING and len(known.duplicates) < DUPLICATES_MAX:
+            self._hold(job, spec, delivery, pull)
+        elif known.message_id == (delivery.stream, delivery.sequence):
+            pull.release()
+            self._again(known, job, spec, delivery)
+        elif known.stage is Stage.CLOSING:
+            self._behind(known, delivery, pull)
+        else:
+            pull.release()
             self._duplicate(known, job, delivery)
 
     def depth(self, address: JobAddress, pending_jobs: int) -> None:
         """Note how many messages of a queue are not pulled yet."""
         self._tell(QueueDepth(self._now(), address.lane, address.band, address.model, pending_jobs))
 
-    def _hold(self, job: Job, key: str, delivery: Delivery, pull: Pull) -> None:
+    def _hold(self, job: Job, spec: JobSpec, delivery: Delivery, pull: Pull) -> None:
         held = Held(
-            key=key,
+            key=spec.key,
             lane=job.lane,
             band=job.band,
             model=job.model,
@@ -88,21 +89,32 @@ class Intake:
             sequence=delivery.sequence,
             ack_subject=delivery.ack_subject,
             enqueued_at_s=delivery.stored_at_s,
-            request_id=job.request_id,
-            submitted_at_s=job.submitted_at_s,
-            prompt_blocks=len(job.blocks) // HASH_BYTES,
             pull=pull,
             renewed_at_s=self._now(),
         )
-        running = self._is_running(key)
-        self._shelf.put(held, None if running else delivery.data)
+        _describe(held, job)
+        dead_letter = self._book.dead_letters.get(held.key)
+        running = self._is_running(held.key)
+        self._shelf.put(held, None if running or dead_letter else delivery.data)
+        if dead_letter is not None:
+            self._endings.repeat(held, dead_letter)
+            return
         if running:
-            held.stage = Stage.RUNNING
-            held.pull = None
-            pull.release()
-        self._tell(JobHeld(self._now(), self._spec(job, key, delivery)))
+            self._shelf.runs(held)
+        self._tell(JobHeld(self._now(), spec))
 
-    def _spec(self, job: Job, key: str, delivery: Delivery) -> JobSpec:
+    def _again(self, known: Held, job: Job, spec: JobSpec, delivery: Delivery) -> None:
+        """Take a known job's own message again: it was slow, or its consumer was reset."""
+        known.ack_subject = delivery.ack_subject
+        self._shelf.renewed(known, at_s=self._now())
+        if known.unread:
+            # A worker's list tells little of a job; its message tells all.
+            known.unread = False
+            _describe(known, job)
+            self._tell(JobHeld(self._now(), spec))
+
+    def _spec(self, job: Job, delivery: Delivery) -> JobSpec:
+        key = job_key(job.lane, job.id)
         return JobSpec(
             key=key,
             lane=job.lane,
@@ -123,14 +135,35 @@ class Intake:
             stream_sequence=delivery.sequence,
             streamed=job.stream,
             restart_visible=job.restart_visible,
-            failures=self._failures.get(key, ()),
+            failures=self._book.failures.get(key, ()),
         )
 
     def _duplicate(self, known: Held, job: Job, delivery: Delivery) -> None:
         """Keep a second message of a known job until the first one's record stands."""
-        twin = Duplicate(job.client, delivery.sequence, delivery.ack_subject)
-        known.duplicates[delivery.sequence] = twin
+        message_id = (delivery.stream, delivery.sequence)
+        if message_id not in known.duplicates and len(known.duplicates) >= DUPLICATES_MAX:
+            return
+        known.duplicates[message_id] = Duplicate(
+            job.client,
+            delivery.stream,
+            delivery.subject,
+            delivery.sequence,
+            delivery.ack_subject,
+        )
         _log.info("intake.duplicate", job=known.key, sequence=delivery.sequence)
+
+    def _behind(self, known: Held, delivery: Delivery, pull: Pull) -> None:
+        """Keep a message of a job being closed: it may be the next try after a rejection."""
+        message_id = (delivery.stream, delivery.sequence)
+        if message_id in known.duplicates:
+            pull.release()
+        elif message_id in known.behind:
+            known.behind[message_id] = Behind(delivery, pull)
+            pull.release()
+        elif len(known.behind) < BEHIND_MAX:
+            known.behind[message_id] = Behind(delivery, pull)
+        else:
+            pull.release()
 
     def _refuse(self, delivery: Delivery, address: JobAddress, detail: str) -> None:
         self._malformed("job")
@@ -146,6 +179,14 @@ class Intake:
             job_id=job_id,
             client=client,
         )
+
+
+def _describe(held: Held, job: Job) -> None:
+    """Note what only a job's message says."""
+    held.client = job.client
+    held.request_id = job.request_id
+    held.submitted_at_s = job.submitted_at_s
+    held.prompt_blocks = len(job.blocks) // HASH_BYTES
 
 
 def _read(delivery: Delivery, address: JobAddress) -> Job:

@@ -11,6 +11,7 @@ from broker.bus.base import Bus, BusError, Delivery, Pull
 from broker.core.events import DispatchAllowed, LinkChanged
 from broker.core.routing import make_router
 from broker.core.scheduler import Scheduler
+from broker.service.announcements import Announcements
 from broker.service.attempts import AttemptBook
 from broker.service.closer import Closer, Ending
 from broker.service.config import Config
@@ -18,33 +19,23 @@ from broker.service.control import Control
 from broker.service.election import Election, Term
 from broker.service.endings import Endings
 from broker.service.fleet import Fleet
-from broker.service.held import Shelf, Stage
+from broker.service.held import Shelf
 from broker.service.intake import Intake, open_pull
 from broker.service.learned import Learned
 from broker.service.loop import Loop, Observer
-from broker.service.offer import publish_offers
+from broker.service.offer import told_bytes_per_token
 from broker.service.outbox import Outbox
 from broker.service.queues import queue_consumers, window_of
 from broker.service.reconcile import Reconciler
-from broker.service.recovery import collect_inventories, reset_queues
+from broker.service.recovery import collect_inventories, reset_queues, until_answered
+from broker.service.renewals import Renewals
 from broker.service.snapshot import SnapshotSource
-from broker.service.views import lane_states
 from broker.wire import subjects
-from broker.wire.codec import encode
 from broker.wire.messages import TerminalRecord
 from broker.wire.subjects import JobAddress
 
-QUEUE_STATE_S = 1.0
-"""How often clients hear the state of their lane's queues."""
-
-LEARNED_S = 5.0
-"""How often clients may hear a better figure of a model's bytes per token."""
-
-RENEWALS_PER_TURN_MAX = 256
-"""Renewals sent without giving way: about half a millisecond of work."""
-
-DEPTH_POLLS_MAX = 32
-"""Queues asked for their depth at once."""
+LEAVE_S_MAX = 3.0
+"""Longest time that giving up the key, and then the pulls, may take: a pull stands for 2 s."""
 
 _log = structlog.get_logger(__name__)
 
@@ -85,7 +76,7 @@ class Leadership:
             rng=random.Random(term.epoch),
         )
         self.loop = Loop(self.scheduler, self.shelf, observer=observer, book=self.book, now=now)
-        self.closer = Closer(bus, closed=self._closed)
+        self.closer = Closer(bus, closed=self._closed, given_up=self._given_up)
         self.endings = Endings(self.shelf, self.closer, now=now, tell=self.loop.tell)
         self.outbox = Outbox(
             bus,
@@ -102,7 +93,7 @@ class Leadership:
             self.endings,
             tell=self.loop.tell,
             is_running=self.scheduler.is_leased,
-            failures=self.book.failures,
+            book=self.book,
             learned=learned,
             malformed=observer.malformed,
             now=now,
@@ -112,23 +103,53 @@ class Leadership:
             loop=self.loop,
             shelf=self.shelf,
             queues=self.queues,
-            now=now,
             found=observer.difference,
+            forget=self.endings.forget,
             alarm_jobs=config.broker.reconcile_alarm_jobs,
             alarm_ratio=config.broker.reconcile_alarm_ratio,
         )
         self.control = Control(
             bus, self.loop, self.shelf, self.endings, self.reconciler, snapshots, now=now
         )
+        self.renewals = Renewals(bus, self.shelf, renew_s=config.broker.renew_s, now=now)
+        self.announcements = Announcements(
+            bus,
+            config,
+            self.scheduler,
+            learned,
+            epoch=term.epoch,
+            mail=self.outbox.mail,
+            depth=self.intake.depth,
+            now=now,
+        )
         self._pulls: dict[JobAddress, Pull] = {}
         self.ready = False
 
     async def run(self, election: Election) -> None:
-        """Lead until the key is lost; then stop all at once, dropping held jobs silently."""
-        async with asyncio.TaskGroup() as group:
-            work = group.create_task(self._lead())
-            await election.keep(self.term)
-            work.cancel()
+        """Lead until the key is lost; then stop all at once, dropping held jobs silently.
+
+        However it ends (the key lost, told to stop, a fault of ours), nothing of it works any more
+        when the key is given up.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                work = group.create_task(self._lead())
+                await election.keep(self.term)
+                work.cancel()
+        finally:
+            await self._leave(election)
+
+    async def _leave(self, election: Election) -> None:
+        """Hand over: the key first, so that a successor need not wait for the pulls."""
+        try:
+            async with asyncio.timeout(LEAVE_S_MAX):
+                await election.resign()
+                async with asyncio.TaskGroup() as group:
+                    for pull in self._pulls.values():
+                        group.create_task(pull.stop())
+        except (TimeoutError, BusError, ExceptionGroup) as error:
+            # The server drops what is left when pulls run out and the key does.
+            _log.warning("leadership.left_unfinished", epoch=self.term.epoch, error=repr(error))
 
     async def _lead(self) -> None:
         try:
@@ -139,14 +160,18 @@ class Leadership:
                     self.outbox.run(),
                     self.closer.run(),
                     self.book.run(),
+                    self.renewals.run(),
                 ):
                     group.create_task(background)
                 await self._start()
-                group.create_task(self.control.run())
-                group.create_task(self.reconciler.run(every_s=self._config.broker.reconcile_s))
-                group.create_task(self._renew_held())
-                group.create_task(self._publish_states())
-                group.create_task(self._publish_learned())
+                for duty in (
+                    self.control.run(),
+                    self.reconciler.run(every_s=self._config.broker.reconcile_s),
+                    self.announcements.publish_states(),
+                    self.announcements.poll_depths(self.queues),
+                    self.announcements.publish_learned(),
+                ):
+                    group.create_task(duty)
                 self.ready = True
                 _log.info("leadership.ready", epoch=self.term.epoch, queues=len(self.queues))
         finally:
@@ -160,6 +185,9 @@ class Leadership:
         leases = self._config.policy.leases
         marks = await reset_queues(self._bus, self.queues)
         await self.book.load()
+        self._learned.resume(
+            await until_answered(lambda: told_bytes_per_token(self._bus, self._config))
+        )
         silent = await collect_inventories(
             self._bus,
             self._fleet,
@@ -176,7 +204,7 @@ class Leadership:
             silent_workers=silent,
         )
         for address in self.queues:
-            await self._open(address)
+            await until_answered(partial(self._open, address))
         self.loop.tell(DispatchAllowed(self._now()))
 
     async def _open(self, address: JobAddress) -> None:
@@ -196,64 +224,30 @@ class Leadership:
         self.intake.take(delivery, address, self._pulls[address])
 
     def _closed(self, ending: Ending, record: TerminalRecord, *, won: bool) -> None:
-        held = self.shelf.get(ending.key)
-        if held is not None and held.sequence == ending.sequence:
-            self.shelf.remove(ending.key)
-        self.book.forget(ending.key)
+        """Forget a job whose message is gone, behind all that was delivered before."""
+        self.loop.call(partial(self._forget, ending, record, won=won))
+
+    def _forget(self, ending: Ending, record: TerminalRecord, *, won: bool) -> None:
         self._observer.closed(record, won=won)
+        held = self.shelf.get(ending.key)
+        if held is not None and held.message_id != (ending.stream, ending.sequence):
+            return
+        self.book.forget(ending.key)
+        if self.scheduler.is_known(ending.key):
+            # It was cancelled in its stream, and pulled meanwhile.
+            self.endings.forget(ending.key)
+        if held is not None:
+            behind, held.behind = held.behind, {}
+            self.shelf.remove(ending.key)
+            for one in behind.values():
+                address = subjects.parse_jobs(one.delivery.subject)
+                self.loop.call(partial(self.intake.take, one.delivery, address, one.pull))
+
+    def _given_up(self, key: str) -> None:
+        """Let go of a job that could not be ended: not renewed, its message comes again."""
+        self._observer.loop_error("closer")
+        self.loop.call(partial(self.shelf.remove, key))
 
     def link_changed(self, *, up: bool) -> None:
         """Tell the mind that the broker's own link was lost or is back."""
         self.loop.tell(LinkChanged(self._now(), up))
-
-    async def _renew_held(self) -> None:
-        """Start the ack-wait of held jobs anew; running ones are renewed by their agents."""
-        renew_s = self._config.broker.renew_s
-        while True:
-            await asyncio.sleep(renew_s / 20)
-            due_before_s = self._now() - renew_s
-            sent = 0
-            for held in self.shelf.jobs():
-                if held.stage is Stage.RUNNING or held.renewed_at_s > due_before_s:
-                    continue
-                held.renewed_at_s = self._now()
-                try:
-                    await self._bus.renew(held.ack_subject)
-                except BusError:
-                    break
-                sent += 1
-                if sent % RENEWALS_PER_TURN_MAX == 0:
-                    await asyncio.sleep(0)
-
-    async def _publish_states(self) -> None:
-        while True:
-            await asyncio.sleep(QUEUE_STATE_S)
-            await self._poll_depths()
-            for state in lane_states(self.scheduler, epoch=self.term.epoch, at_s=self._now()):
-                self.outbox.mail(subjects.queue_state(state.lane), encode(state))
-
-    async def _poll_depths(self) -> None:
-        """Ask for the depth of queues that are not wholly pulled: deliveries tell the others'."""
-        deep = [queue for queue in self.scheduler.views.queues() if queue.pending_jobs]
-        for queue in deep[:DEPTH_POLLS_MAX]:
-            address = JobAddress(queue.lane, queue.band, queue.model)
-            spec = self.queues.get(address)
-            if spec is None:
-                continue
-            try:
-                state = await self._bus.consumer_state(spec.stream, spec.name)
-            except BusError:
-                continue
-            self.intake.depth(address, state.pending)
-
-    async def _publish_learned(self) -> None:
-        """Tell clients what was learned of the models' tokens."""
-        while True:
-            await asyncio.sleep(LEARNED_S)
-            bytes_per_token = self._learned.news()
-            if bytes_per_token is None:
-                continue
-            try:
-                await publish_offers(self._bus, self._config, bytes_per_token=bytes_per_token)
-            except BusError as error:
-                _log.warning("leadership.offer_unsent", error=str(error))

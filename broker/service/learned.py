@@ -25,6 +25,7 @@ class Learned:
         """Know nothing yet."""
         self._tokens: dict[str, tuple[int, int]] = {}
         self._bytes_per_token: dict[str, float] = {}
+        self._measured: set[str] = set()
         self._told: dict[str, float] = {}
 
     def ran(self, worker: str, usage: Usage) -> None:
@@ -41,6 +42,7 @@ class Learned:
         # On average half a block is left over behind the last whole one.
         sample = (prompt_blocks + 0.5) * BLOCK_BYTES / prompt_tokens
         known = self._bytes_per_token.get(model)
+        self._measured.add(model)
         self._bytes_per_token[model] = (
             sample if known is None else known + WEIGHT * (sample - known)
         )
@@ -52,18 +54,33 @@ class Learned:
             return max(1, told)
         return max(1, round((prompt_blocks + 0.5) * BLOCK_BYTES / bytes_per_token))
 
+    def resume(self, told: Mapping[str, float]) -> None:
+        """Go on from what clients were told by any broker, for models not measured here."""
+        self._told = dict(told)
+        for model, bytes_per_token in told.items():
+            if model not in self._measured:
+                self._bytes_per_token[model] = bytes_per_token
+
     def cached_token_ratio(self, worker: str) -> float:
         """Share of a worker's prompt tokens that came from its cache; 0 before its first job."""
         prompt, cached = self._tokens.get(worker, (0, 0))
         return cached / prompt if prompt else 0.0
 
     def news(self) -> Mapping[str, float] | None:
-        """Return bytes per token by model if they changed enough since last asked, else None."""
+        """Return bytes per token by model if they differ enough from what was told, else None."""
         changed = any(
             abs(now - self._told.get(model, 0.0)) > CHANGE_MIN * now
             for model, now in self._bytes_per_token.items()
         )
         if not changed:
             return None
-        self._told = {model: round(now, 4) for model, now in self._bytes_per_token.items()}
-        return self._told
+        return self.bytes_per_token
+
+    @property
+    def bytes_per_token(self) -> dict[str, float]:
+        """Bytes per token by model, as clients should know them."""
+        return {model: round(now, 4) for model, now in self._bytes_per_token.items()}
+
+    def told(self, bytes_per_token: Mapping[str, float]) -> None:
+        """Note what clients know now."""
+        self._told = dict(bytes_per_token)

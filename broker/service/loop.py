@@ -1,8 +1,8 @@
 """The one loop: all that happens becomes an event, in order; every decision is carried out.
 
 Nothing else touches the mind. Work is done in slices of under a millisecond, so that heartbeats,
-renewals and
-the status page stay prompt whatever arrives.
+renewals and the status page stay prompt whatever arrives. A surprise ends what it came in and
+nothing else: not the loop, and not the other decisions of its step.
 """
 
 import asyncio
@@ -15,8 +15,17 @@ from typing import Protocol
 import structlog
 
 from broker.core import decisions as do
-from broker.core.events import AttemptEnded, Event, FirstTokenSeen, Tick, WorkerReported
+from broker.core.events import (
+    AttemptEnded,
+    DispatchAnswered,
+    Event,
+    FirstTokenSeen,
+    Tick,
+    Unanswered,
+    WorkerReported,
+)
 from broker.core.scheduler import Scheduler
+from broker.service.adoption import listed
 from broker.service.attempts import AttemptBook
 from broker.service.endings import Endings
 from broker.service.held import Held, Shelf, Stage
@@ -24,14 +33,12 @@ from broker.service.outbox import Outbox
 from broker.wire import messages as wire
 from broker.wire import subjects
 from broker.wire.codec import encode
-from broker.wire.ids import split_job_key
 from broker.wire.messages import (
+    Failure,
     Heartbeat,
     InFlight,
     Inventory,
-    Kind,
     Queued,
-    Reason,
     TerminalRecord,
     WorkerNote,
 )
@@ -196,8 +203,19 @@ class Loop:
         self._observer.heard(event)
         decisions = self.scheduler.step(event)
         for decision in decisions:
-            self._carry(decision, event.at_s)
+            try:
+                self._carry(decision, event.at_s)
+            except Exception:  # noqa: BLE001 - the edge of one decision: the others stand
+                _log.exception("loop.surprise", decision=type(decision).__name__)
+                self._observer.loop_error("loop")
+                if isinstance(decision, do.Dispatch):
+                    self._unsent(decision)
         return decisions
+
+    def _unsent(self, decision: do.Dispatch) -> None:
+        """Let the mind take back a lease whose order did not leave."""
+        at_s, answer = self._now(), Unanswered.UNSENT
+        self.tell(DispatchAnswered(at_s, decision.worker, decision.key, decision.attempt, answer))
 
     def _heartbeat(self, heartbeat: Heartbeat) -> None:
         decisions = self._step(WorkerReported(self._now(), heartbeat))
@@ -214,29 +232,15 @@ class Loop:
     def _adopt(self, entry: InFlight) -> None:
         """Hold a job that runs already, so that it can be found again if its worker dies."""
         held = self._shelf.get(entry.key)
-        if held is not None:
-            held.stage = Stage.RUNNING
-            self._shelf.drop_body(held)
-            return
-        lane, job_id = split_job_key(entry.key)
-        self._shelf.put(
-            Held(
-                key=entry.key,
-                lane=lane,
-                band=entry.band,
-                model=entry.model,
-                job_id=job_id,
-                client=entry.client,
-                stream=subjects.jobs_stream(lane, entry.band),
-                subject=subjects.jobs(lane, entry.band, entry.model),
-                sequence=entry.stream_sequence,
-                ack_subject=entry.ack_subject,
-                enqueued_at_s=entry.enqueued_at_s,
-                stage=Stage.RUNNING,
-                renewed_at_s=self._now(),
-            ),
-            None,
-        )
+        if held is None:
+            held = listed(entry)
+            if held is None:
+                self._observer.malformed("inflight")
+                return
+            self._shelf.put(held, None)
+        if held.stage is not Stage.CLOSING:
+            held.sent = entry.attempt
+            self._shelf.runs(held)
 
     # ---- decisions ----
 
@@ -258,55 +262,28 @@ class Loop:
                 outbox.drain(decision)
             case do.Resync(worker):
                 outbox.mail(subjects.INVENTORY, encode(Inventory(epoch=self._epoch, worker=worker)))
-            case do.Requeue():
-                self._requeued(decision, held)
+            case do.Requeue(_, failure):
+                self._requeued(decision.key, failure, held)
             case do.Queued(_, position, wait_s) if held is not None:
                 outbox.receipt(held, Queued(job=held.job_id, position=position, wait_s=wait_s))
             case do.Release():
                 self._released(decision.key, held, endings)
             case _ if held is not None:
-                _end(decision, held, endings)
+                if isinstance(decision, do.DeadLetter):
+                    self._book.failures[decision.key] = decision.failures
+                endings.decided(decision, held)
             case _:
                 pass
 
-    def _requeued(self, decision: do.Requeue, held: Held | None) -> None:
-        if decision.failure is not None:
-            self._book.add(decision.key, decision.failure)
+    def _requeued(self, key: str, failure: Failure | None, held: Held | None) -> None:
+        if failure is not None:
+            self._book.add(key, failure)
         if held is not None and held.stage is not Stage.CLOSING:
-            held.stage = Stage.WAITING
+            self._shelf.waits(held)
 
     def _released(self, key: str, held: Held | None, endings: Endings) -> None:
+        if held is not None and held.stage is Stage.CLOSING:
+            return  # The closer still needs its place and its failures, and forgets both.
         self._book.forget(key)
         if held is not None:
             endings.released(held)
-
-
-def _end(decision: do.Decision, held: Held, endings: Endings) -> None:
-    """Carry out a decision that ends a held job."""
-    match decision:
-        case do.Reject(_, reason, row, used, limit, retry_after_s):
-            over = f" Row {row}: {used:g} of {limit:g} used." if row else ""
-            endings.end(
-                held,
-                Kind.REJECTED,
-                reason=reason,
-                detail=over,
-                row=row,
-                retry_after_s=retry_after_s,
-            )
-        case do.Expire(_, reason):
-            endings.end(held, Kind.EXPIRED, reason=reason)
-        case do.Cancel():
-            endings.end(held, Kind.CANCELLED, reason=Reason.CANCELLED)
-        case do.DeadLetter(_, failures):
-            endings.end(
-                held,
-                Kind.DEAD_LETTERED,
-                reason=failures[-1].reason if failures else Reason.WORKER_LOST,
-                detail=f" Failed {len(failures)} times; see `inferlane dlq show`.",
-                failures=failures,
-            )
-        case do.FailStream(_, failures):
-            endings.end(held, Kind.FAILED, reason=Reason.WORKER_LOST, failures=failures)
-        case _:
-            pass

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import cast
 
 import orjson
+import structlog
 import uvloop
 
 from broker.bus import logs, topology
 from broker.bus import nats as nats_bus
-from broker.bus.base import Bus, BusError
+from broker.bus.base import Bus, BusError, LinkDown, NoResponders, NoStream, Timeout
 from broker.bus.nats_wire import Credentials
 from broker.service.clock import WallClock
 from broker.service.config import Config, ConfigError, load
@@ -23,12 +24,24 @@ from broker.service.leadership import Leadership
 from broker.service.learned import Learned
 from broker.service.metrics import Metrics
 from broker.service.observer import Observer
-from broker.service.offer import publish_offers
+from broker.service.offer import publish_offers, told_bytes_per_token
 from broker.service.queues import models_of, topology_of
 from broker.service.status import Health, PageUnavailable, StatusServer
 from broker.service.views import Snapshots
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_UNREACHABLE = 1, 2, 3
+
+PREPARE_S_MAX = 30.0
+"""How long a start waits for the message server: a cluster's own elections take 4 to 9 s."""
+
+PREPARE_RETRY_S = 0.5
+
+LEAD_AGAIN_S_MIN = 0.5
+LEAD_AGAIN_S_MAX = 30.0
+"""Pause after a leadership that ended by a fault of ours: doubled each time it happens again, so
+that another broker gets its chance; short again once one has lasted longer than the longest."""
+
+_log = structlog.get_logger(__name__)
 
 
 OpenBus = Callable[[Config], Awaitable[Bus]]
@@ -58,16 +71,48 @@ class Broker:
         """What exists while this broker leads."""
         return self.snapshots.leadership
 
-    async def prepare(self) -> None:
-        """Declare the topology, publish the lanes' offers, start listening. Raises BusError."""
-        await topology.apply(self._bus, topology_of(self._config))
-        await publish_offers(self._bus, self._config)
+    async def prepare(self, *, patience_s: float = PREPARE_S_MAX) -> None:
+        """Declare the topology, publish the lanes' offers, start listening.
+
+        What a server in election can't do yet is tried again for `patience_s`. Raises BusError.
+        """
+        give_up_at_s = self._now() + patience_s
+        while True:
+            try:
+                await self._declare()
+                break
+            except (Timeout, LinkDown, NoStream, NoResponders) as error:
+                if self._now() >= give_up_at_s:
+                    message = (
+                        f"the message server was not ready within {patience_s:g} s ({error}); "
+                        "see whether JetStream is on and its cluster has a leader"
+                    )
+                    raise Timeout(message) from error
+                _log.warning("broker.server_not_ready", error=str(error))
+            await asyncio.sleep(PREPARE_RETRY_S)
         await self.fleet.listen(self._bus)
+
+    async def _declare(self) -> None:
+        await topology.apply(self._bus, topology_of(self._config))
+        told = await told_bytes_per_token(self._bus, self._config)
+        await publish_offers(self._bus, self._config, bytes_per_token=told)
 
     async def run(self) -> None:
         """Stand for election and lead, again and again, until cancelled."""
+        pause_s = LEAD_AGAIN_S_MIN
         while True:
-            await self._lead_once()
+            began_at_s = self._now()
+            try:
+                await self._lead_once()
+            except Exception:  # noqa: BLE001 - the edge of a leadership: it left, and another may follow
+                _log.exception("broker.leadership_failed", pause_s=pause_s)
+                self._observer.loop_error("leadership")
+            else:
+                continue
+            if self._now() - began_at_s > LEAD_AGAIN_S_MAX:
+                pause_s = LEAD_AGAIN_S_MIN
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LEAD_AGAIN_S_MAX)
 
     def health(self) -> Health:
         """Tell the status page how this process is."""
@@ -95,9 +140,6 @@ class Broker:
         self._metrics.leadership(leader=True)
         try:
             await leadership.run(self.election)
-        except asyncio.CancelledError:
-            await asyncio.shield(self.election.resign())
-            raise
         finally:
             self.snapshots.leads(None)
             self._metrics.leadership(leader=False)
@@ -148,14 +190,18 @@ async def _serve_on(
     status = StatusServer(metrics, broker.snapshots, health=broker.health)
     try:
         url = await status.start(config.broker.http_host, config.broker.http_port)
-        await broker.prepare()
-        _say_ready(config, url)
         async with asyncio.TaskGroup() as group:
-            work = group.create_task(broker.run())
+            work = group.create_task(_work(broker, config, url))
             await stop.wait()
             work.cancel()
     finally:
         await status.stop()
+
+
+async def _work(broker: Broker, config: Config, url: str) -> None:
+    await broker.prepare()
+    _say_ready(config, url)
+    await broker.run()
 
 
 def _models(config: Config) -> list[str]:

@@ -65,6 +65,11 @@ class Observer:
                 if failure is not None:
                     self._metrics.attempt_failed(failure.reason)
                 self._attempt_ended(key, at_s)
+            case do.DeadLetter(key, failures) | do.FailStream(key, failures):
+                # The last failure, which no requeue tells.
+                if failures:
+                    self._metrics.attempt_failed(failures[-1].reason)
+                self._attempt_ended(key, at_s)
             case do.Difference(kind):
                 self._metrics.difference(kind.value)
             case do.WorkerGone(_, cause):

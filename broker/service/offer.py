@@ -1,25 +1,45 @@
-"""What CONFIG tells clients of each lane: its models, bands and largest body."""
+"""What CONFIG tells clients of each lane: its models, bands, largest body and bytes per token."""
 
 from collections.abc import Mapping
 
-from broker.bus.base import Bus
+from broker.bus.base import Bus, NotFound
 from broker.service.config import Config
 from broker.service.queues import models_of
-from broker.wire.codec import encode
+from broker.wire.codec import MalformedMessage, decode, encode
 from broker.wire.messages import LaneOffer
 from broker.wire.subjects import CONFIG_BUCKET, lane_offer_key
 
 
-async def publish_offers(
-    bus: Bus, config: Config, *, bytes_per_token: Mapping[str, float] | None = None
-) -> None:
-    """Write each lane's offer. Raises BusError."""
+async def publish_offers(bus: Bus, config: Config, *, bytes_per_token: Mapping[str, float]) -> None:
+    """Write each lane's offer, where it says something new. Raises BusError."""
     for lane in config.policy.lanes:
+        models = models_of(config.policy, lane)
         offer = LaneOffer(
             lane=lane.name,
-            models=models_of(config.policy, lane),
+            models=models,
             bands=lane.bands,
             body_bytes_max=config.streams.body_bytes_max,
-            bytes_per_token=dict(bytes_per_token or {}),
+            bytes_per_token={
+                model: told for model, told in sorted(bytes_per_token.items()) if model in models
+            },
         )
-        await bus.kv_put(CONFIG_BUCKET, lane_offer_key(lane.name), encode(offer))
+        if await _stored(bus, lane.name) != offer:
+            await bus.kv_put(CONFIG_BUCKET, lane_offer_key(lane.name), encode(offer))
+
+
+async def told_bytes_per_token(bus: Bus, config: Config) -> dict[str, float]:
+    """Read back what clients were told of the models' tokens, by any broker. Raises BusError."""
+    told: dict[str, float] = {}
+    for lane in config.policy.lanes:
+        offer = await _stored(bus, lane.name)
+        if offer is not None:
+            told |= {model: value for model, value in offer.bytes_per_token.items() if value > 0}
+    return told
+
+
+async def _stored(bus: Bus, lane: str) -> LaneOffer | None:
+    try:
+        entry = await bus.kv_get(CONFIG_BUCKET, lane_offer_key(lane))
+        return decode(entry.value, LaneOffer)
+    except (NotFound, MalformedMessage):
+        return None

@@ -1,14 +1,16 @@
 """The start procedure, first or takeover: announce, reset, collect inventories, adopt, pull.
 
 Without the reset, newer jobs come first and those a dead leader held hide for the ack-wait; with a
-paused leader's
-pull outstanding, a reset would feed *it*, so the consumer is made anew under the same name then.
+paused leader's pull outstanding, a reset would feed *it*, so the consumer is made anew under the
+same name then. Whatever the server does not answer is asked again: a leader that has won starts
+when the server lets it, or loses its key.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -27,6 +29,11 @@ HEARTBEATS_HEARD = 1.5
 
 RETRY_S = 0.2
 
+RESETS_AT_ONCE_MAX = 16
+"""Consumers reset at the same time: a hundred queues take a tenth of a second at a start."""
+
+_Result = TypeVar("_Result")
+
 _log = structlog.get_logger(__name__)
 
 
@@ -43,13 +50,19 @@ class QueueMark:
 
 async def reset_queues(bus: Bus, queues: Mapping[JobAddress, ConsumerSpec]) -> list[QueueMark]:
     """Make every queue deliver its un-acknowledged messages again, oldest first, to us alone."""
-    marks: list[QueueMark] = []
-    for address, spec in queues.items():
-        marks.append(await _until_answered(partial(_reset, bus, address, spec)))
-    return marks
+    room = asyncio.Semaphore(RESETS_AT_ONCE_MAX)
+
+    async def reset(address: JobAddress, spec: ConsumerSpec) -> QueueMark:
+        async with room:
+            return await until_answered(partial(_reset, bus, address, spec))
+
+    async with asyncio.TaskGroup() as group:
+        resets = [group.create_task(reset(address, spec)) for address, spec in queues.items()]
+    return [task.result() for task in resets]
 
 
-async def _until_answered(step: Callable[[], Awaitable[QueueMark]]) -> QueueMark:
+async def until_answered(step: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Repeat a step of the start until the server has answered it."""
     while True:
         try:
             return await step()
@@ -84,8 +97,7 @@ async def collect_inventories(
     """Announce the epoch until every known-live worker has answered with it, or a lease has passed.
 
     Returns the names of workers that did not answer; their leases can't be adopted, and what they
-    run is
-    fenced by epoch and by compare-and-set.
+    run is fenced by epoch and by compare-and-set.
     """
     give_up_at_s = now() + lease_s
     heard_at_s = fleet.listening_since_s + HEARTBEATS_HEARD * heartbeat_s

@@ -8,6 +8,7 @@ from broker.core.policy import Policy
 from broker.core.scheduler import Scheduler
 from broker.service.config import Config
 from broker.service.learned import Learned
+from broker.service.queues import models_of
 from broker.service.snapshot import LaneView, QueueView, RowView, StatusView, WorkerView
 from broker.wire.messages import LaneState, QueueState
 
@@ -58,42 +59,44 @@ class Snapshots:
             yield _worker(worker, self._learned)
 
 
-def lane_views(scheduler: Scheduler, policy: Policy) -> list[LaneView]:
-    """Tell each lane's queues, and the quota rows that concern it."""
-    queues: dict[str, list[QueueView]] = {lane.name: [] for lane in policy.lanes}
-    for queue in scheduler.views.queues():
-        queues.setdefault(queue.lane, []).append(_queue(queue))
+def lane_views(scheduler: Scheduler, policy: Policy) -> Iterator[LaneView]:
+    """Tell each lane's queues and the quota rows that concern it, made as its turn comes."""
     rows = scheduler.views.rows()
-    paused = {lane.name for lane in policy.lanes if lane.paused}
-    return [
-        LaneView(
-            lane=lane,
-            paused=lane in paused,
-            queues=tuple(sorted(of_lane, key=lambda queue: (queue.band, queue.model))),
-            rows=tuple(_row(row) for row in rows if row.lane in (None, lane)),
+    for lane in policy.lanes:
+        queues = [
+            _queue(scheduler.views.queue(lane=lane.name, band=band, model=model))
+            for band in sorted(lane.bands)
+            for model in sorted(models_of(policy, lane))
+        ]
+        yield LaneView(
+            lane=lane.name,
+            paused=lane.paused,
+            queues=tuple(queues),
+            rows=tuple(_row(row) for row in rows if row.lane in (None, lane.name)),
         )
-        for lane, of_lane in queues.items()
-    ]
 
 
-def lane_states(scheduler: Scheduler, *, epoch: int, at_s: float) -> list[LaneState]:
-    """Tell clients each lane's queues, as `q.<lane>` carries them."""
-    states: dict[str, list[QueueState]] = {}
-    for queue in scheduler.views.queues():
-        states.setdefault(queue.lane, []).append(
-            QueueState(
-                band=queue.band,
-                model=queue.model,
-                queued_jobs=queue.waiting_jobs + queue.pending_jobs,
-                queued_jobs_max=queue.queued_jobs_max or 0,
-                inflight_jobs=queue.inflight_jobs,
-                wait_s=queue.wait_s,
-            )
+def lane_states(
+    scheduler: Scheduler, policy: Policy, *, epoch: int, at_s: float
+) -> Iterator[LaneState]:
+    """Tell clients each lane's queues, as `q.<lane>` carries them; made one at a time."""
+    for lane in lane_views(scheduler, policy):
+        yield LaneState(
+            lane=lane.lane,
+            epoch=epoch,
+            at_s=at_s,
+            queues=tuple(
+                QueueState(
+                    band=queue.band,
+                    model=queue.model,
+                    queued_jobs=queue.queued_jobs,
+                    queued_jobs_max=queue.queued_jobs_max,
+                    inflight_jobs=queue.inflight_jobs,
+                    wait_s=queue.wait_s,
+                )
+                for queue in lane.queues
+            ),
         )
-    return [
-        LaneState(lane=lane, epoch=epoch, at_s=at_s, queues=tuple(queues))
-        for lane, queues in states.items()
-    ]
 
 
 def _queue(queue: mind.QueueView) -> QueueView:

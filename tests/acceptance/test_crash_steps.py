@@ -120,7 +120,7 @@ async def test_a_broker_that_dies_while_it_takes_over(
         ),
     )
     async with Client(bus, lane=LANE) as client:
-        tickets = await submit(client, tokens=600)
+        tickets = await submit(client, tokens=1200)
         await audit.first_start.wait()
         await cluster.members["broker-1"].kill()
         await dying.start()

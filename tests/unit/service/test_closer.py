@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker.bus.base import ConsumerSpec, Delivery, Message, NotFound, StreamSpec
+from broker.bus.base import BucketSpec, ConsumerSpec, Delivery, Message, NotFound, StreamSpec
 from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
 from broker.service.closer import END_BYTES_MAX, Closer, Ending, Farewell
@@ -41,6 +41,13 @@ def a_record(**fields: object) -> TerminalRecord:
             "reason": Reason.QUEUE_FULL,
             **fields,
         }  # pyright: ignore[reportArgumentType]
+    )
+
+
+def a_duplicate(delivery: Delivery, *, client: str) -> Duplicate:
+    """A further message of a known job."""
+    return Duplicate(
+        client, delivery.stream, delivery.subject, delivery.sequence, delivery.ack_subject
     )
 
 
@@ -98,6 +105,7 @@ async def a_bench() -> AsyncGenerator[Bench, None]:
     bus = MemoryBus(clock=clock)
     for spec in (JOBS, RESULTS, DLQ):
         await bus.ensure_stream(spec)
+    await bus.ensure_bucket(BucketSpec(subjects.ATTEMPTS_BUCKET))
     await bus.ensure_consumer(CONSUMER)
     bench = Bench(bus, clock)
     await bus.subscribe("out.acme.>", bench.heard.append)
@@ -227,7 +235,7 @@ async def test_duplicates_are_told_and_acknowledged_after_the_record_stands() ->
         ending = await bench.ending()
         twin = await bench.delivered()
         bench.closer.put(
-            Farewell("acme.job-1", "acme", "job-1", (Duplicate("c2", 9, twin.ack_subject),))
+            Farewell("acme.job-1", "acme", "job-1", (a_duplicate(twin, client="c2"),))
         )
         await until(lambda: bool(bench.heard))
         assert bench.heard[0].subject == subjects.out("acme", "c2", "job-1")
