@@ -152,10 +152,12 @@ class Lane:
         self.notes: list[WorkerNote] = []
         self.beats: list[Heartbeat] = []
         self.deliveries: dict[str, Delivery] = {}
+        self.delivered = 0
+        """Deliveries so far, repeated ones included."""
         self._changed = asyncio.Event()
         self._numbers: dict[int, int] = {}
 
-    async def set_up(self) -> None:
+    async def set_up(self, *, ack_wait_s: float = 60.0) -> None:
         """Make the lane's streams and hear all that the agent says."""
         await self.bus.ensure_stream(
             StreamSpec(
@@ -175,7 +177,10 @@ class Lane:
         )
         await self.bus.ensure_consumer(
             ConsumerSpec(
-                stream=f"JOBS_{LANE}", name="b2", filter_subject=subjects.jobs(LANE, 2, MODEL)
+                stream=f"JOBS_{LANE}",
+                name="b2",
+                filter_subject=subjects.jobs(LANE, 2, MODEL),
+                ack_wait_s=ack_wait_s,
             )
         )
         await self.bus.subscribe(f"out.{LANE}.>", self._heard(self.out, decode_out))
@@ -195,6 +200,7 @@ class Lane:
     def _pulled(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             self.deliveries[decode(delivery.data, Job).id] = delivery
+            self.delivered += 1
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -136,6 +137,22 @@ async def test_a_dead_server_disturbs_no_running_job(nats_server: NatsServer, la
         await recorded_exactly_once(lane)
         await lane.until(lambda: any(end.acknowledged for end in _finished(lane)))
         assert lane.beats[-1].incarnation == agent.ready["incarnation"]
+
+
+async def test_a_job_longer_than_its_ack_wait_is_delivered_once(
+    nats_server: NatsServer, nats_bus: NatsBus, tmp_path: Path
+) -> None:
+    """The agent renews it for as long as it runs: three times its ack-wait here (case 22)."""
+    lane = Lane(nats_bus)
+    await lane.set_up(ack_wait_s=0.5)
+    config = tmp_path / "worker.toml"
+    config.write_text("[worker]\nrenew_s = 0.1\nspeed = 0.1\n")
+    async with an_agent_process(nats_server.url, "--config", str(config)):
+        await lane.dispatch(a_job())
+        finished = await lane.end_of("job-1")
+        assert finished.run_s > 1.5
+        await ended_exactly_once(lane)
+        assert lane.delivered == 1
 
 
 def _finished(lane: Lane) -> list[Finished]:
