@@ -1,10 +1,6 @@
 """An operator's day on a real cluster: look, drain, replay, and learn what is wrong from codes."""
 
 import asyncio
-import os
-import sys
-from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 import orjson
@@ -23,36 +19,10 @@ from broker.wire.messages import (
 )
 from ops.cluster import LocalCluster
 from producers.client import Client
+from tests.acceptance.commands import inferlane
 from tests.acceptance.conftest import StartCluster
 
 LANE = "online"
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """What it printed, as JSON."""
-        return orjson.loads(self.out)
-
-
-async def inferlane(cluster: LocalCluster, *arguments: str) -> Ended:
-    """Run the command as people do."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ops.cli.main", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "INFERLANE_URL": cluster.url},
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return Ended(process.returncode, out.decode(), err.decode())
 
 
 def a_chat(*, tokens: int = 8) -> dict[str, object]:

@@ -288,3 +288,15 @@ def test_everything_else_that_is_counted(bench: Bench) -> None:
     assert bench.value("messages_malformed_total", where="jobs") == 1
     assert bench.value("loop_lag_seconds_sum") == 0.5
     bench.log.close()
+
+
+@pytest.mark.parametrize("ending", [do.DeadLetter, do.FailStream])
+def test_the_failure_that_ends_a_job_is_counted_too(
+    bench: Bench, ending: type[do.DeadLetter | do.FailStream]
+) -> None:
+    """No requeue follows it; without any failure (a takeover) there is nothing to count."""
+    failure = Failure(ATTEMPT, "w1", Reason.STALLED, 101.0)
+    bench.step(Tick(102.0), ending(KEY, (failure, failure)))
+    assert bench.value("attempts_failed_total", reason="stalled") == 1.0
+    bench.step(Tick(103.0), ending(KEY, ()))
+    assert bench.value("attempts_failed_total", reason="stalled") == 1.0
