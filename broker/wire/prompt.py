@@ -14,6 +14,9 @@ BYTES_PER_TOKEN = 4.0
 """Starting guess for English text and common tokenizers; learned per model from `usage`
 afterwards."""
 
+OUTPUT_TOKENS_MAX = 1_000_000
+"""No model's context is longer: whoever asks for more asks for no limit."""
+
 OUTPUT_TOKENS_DEFAULT = 256
 """Assumed longest answer of a request that names none: near the mean of public chat traces (Azure
 2023: 211)."""
@@ -34,11 +37,14 @@ def prompt_text(body: Body) -> bytes:
 
 
 def output_tokens_max(body: Body) -> int:
-    """Most tokens the body allows in the answer; OUTPUT_TOKENS_DEFAULT when it names no limit."""
+    """Most tokens the body allows in the answer, at most OUTPUT_TOKENS_MAX.
+
+    OUTPUT_TOKENS_DEFAULT when it names no limit.
+    """
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         value = body.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
+            return min(value, OUTPUT_TOKENS_MAX)
     return OUTPUT_TOKENS_DEFAULT
 
 

@@ -143,7 +143,12 @@ class EngineCluster:
 
     def runs(self, tag: str) -> int:
         """Count the engines' requests that carry this tag."""
-        return sum(seen.body.get("tag") == tag for engine in self.engines for seen in engine.seen)
+        return len(self.seen(tag))
+
+    def seen(self, tag: str) -> list[dict[str, Any]]:
+        """Bodies of the engines' requests that carry this tag."""
+        bodies = [seen.body for engine in self.engines for seen in engine.seen]
+        return [body for body in bodies if body.get("tag") == tag]
 
     @property
     def aborted(self) -> int:

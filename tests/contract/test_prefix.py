@@ -16,6 +16,7 @@ from broker.wire.prefix import (
 )
 from broker.wire.prompt import (
     OUTPUT_TOKENS_DEFAULT,
+    OUTPUT_TOKENS_MAX,
     output_tokens_max,
     prompt_text,
     prompt_tokens_estimate,
@@ -141,6 +142,7 @@ def test_output_limit_of_a_body() -> None:
     """The newest name wins; nonsense counts as not given."""
     assert output_tokens_max({"max_tokens": 5, "max_completion_tokens": 7}) == 7
     assert output_tokens_max({"max_output_tokens": 9}) == 9
+    assert output_tokens_max({"max_tokens": 2**63}) == OUTPUT_TOKENS_MAX
     for value in (0, -1, True, "8", None, 1.5):
         assert output_tokens_max({"max_tokens": value}) == OUTPUT_TOKENS_DEFAULT
 
