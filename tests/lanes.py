@@ -55,5 +55,5 @@ def listeners_of(client: Client) -> int:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that no event tells of: a counter of the code under test."""
-    while not condition():  # noqa: ASYNC110
+    while not condition():
         await asyncio.sleep(0.002)

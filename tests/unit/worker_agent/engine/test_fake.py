@@ -48,7 +48,7 @@ async def outputs(engine: FakeEngine, request: EngineRequest) -> list[EngineOutp
 
 async def until(engine: FakeEngine, *, running: int) -> None:
     """Let the loop turn until so many requests hold a slot."""
-    while (await engine.load()).running != running:  # noqa: ASYNC110 - The model tells no one.
+    while (await engine.load()).running != running:
         await asyncio.sleep(0)
 
 
