@@ -5,7 +5,7 @@ here, with a record of its own; the loop lives on.
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 import structlog
@@ -26,6 +26,18 @@ from broker.wire.subjects import JobAddress
 _log = structlog.get_logger(__name__)
 
 
+class Counts(Protocol):
+    """Hears of what did not become a job."""
+
+    def malformed(self, where: str) -> None:
+        """Bytes could not be read."""
+        ...
+
+    def duplicate(self, lane: str, band: int) -> None:
+        """A further message came of a job that has not ended."""
+        ...
+
+
 class Intake:
     """Takes deliveries in."""
 
@@ -38,7 +50,7 @@ class Intake:
         is_running: Callable[[str], bool],
         book: AttemptBook,
         learned: Learned,
-        malformed: Callable[[str], None],
+        counts: Counts,
         now: Callable[[], float],
     ) -> None:
         """`is_running(key)` says whether a worker has the job."""
@@ -48,7 +60,7 @@ class Intake:
         self._is_running = is_running
         self._book = book
         self._learned = learned
-        self._malformed = malformed
+        self._counts = counts
         self._now = now
 
     def take(self, delivery: Delivery, address: JobAddress, pull: Pull) -> None:
@@ -141,8 +153,11 @@ class Intake:
     def _duplicate(self, known: Held, job: Job, delivery: Delivery) -> None:
         """Keep a second message of a known job until the first one's record stands."""
         message_id = (delivery.stream, delivery.sequence)
-        if message_id not in known.duplicates and len(known.duplicates) >= DUPLICATES_MAX:
+        is_new = message_id not in known.duplicates
+        if is_new and len(known.duplicates) >= DUPLICATES_MAX:
             return
+        if is_new:
+            self._counts.duplicate(job.lane, job.band)
         known.duplicates[message_id] = Duplicate(
             job.client,
             delivery.stream,
@@ -166,7 +181,7 @@ class Intake:
             pull.release()
 
     def _refuse(self, delivery: Delivery, address: JobAddress, detail: str) -> None:
-        self._malformed("job")
+        self._counts.malformed("job")
         _log.warning(
             "intake.malformed", stream=delivery.stream, sequence=delivery.sequence, error=detail
         )

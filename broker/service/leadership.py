@@ -95,7 +95,7 @@ class Leadership:
             is_running=self.scheduler.is_leased,
             book=self.book,
             learned=learned,
-            malformed=observer.malformed,
+            counts=observer,
             now=now,
         )
         self.reconciler = Reconciler(

@@ -71,6 +71,10 @@ class Observer(Protocol):
         """Bytes from `where` could not be read."""
         ...
 
+    def duplicate(self, lane: str, band: int) -> None:
+        """A further message came of a job that has not ended."""
+        ...
+
     def difference(self, kind: str) -> None:
         """Reconcile found and repaired a difference."""
         ...

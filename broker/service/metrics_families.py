@@ -38,7 +38,8 @@ class Jobs(FamilyGroup):
         )
         self.rejected = CounterFamily(
             "inferlane_jobs_rejected",
-            "Jobs refused, by reason. queue_full: as many wait as the queue's bound allows.",
+            "Jobs refused, by reason. queue_full: as many wait as the queue's bound allows."
+            " duplicate: a second message of a job at hand, answered with the first one's end.",
             ("reason", "lane", "band"),
         )
         self.dispatched = CounterFamily(

@@ -12,7 +12,7 @@ from broker.service.held import Held, Stage
 from broker.service.learned import Learned
 from broker.service.metrics import Metrics
 from broker.wire.ids import job_key
-from broker.wire.messages import Finished, Kind, Outcome, TerminalRecord
+from broker.wire.messages import Finished, Kind, Outcome, Reason, TerminalRecord
 
 ESTIMATES_MAX = 20_000
 """Wait estimates remembered until their job is dispatched; further jobs go unmeasured."""
@@ -96,6 +96,10 @@ class Observer:
     def malformed(self, where: str) -> None:
         """Bytes from `where` could not be read."""
         self._metrics.malformed(where)
+
+    def duplicate(self, lane: str, band: int) -> None:
+        """A further message came of a job that has not ended; that one's end is its answer."""
+        self._metrics.rejected(Reason.DUPLICATE, lane=lane, band=band)
 
     def loop_error(self, where: str) -> None:
         """A surprise was survived at a loop's edge."""

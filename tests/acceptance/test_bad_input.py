@@ -289,8 +289,8 @@ async def test_the_same_id_in_a_second_message_waits_for_the_first_ones_end(
     await cluster.audit.until_empty(LANE)
     assert await cluster.record(LANE, "doubled") == record
     assert cluster.runs("doubled") == 1
-    ended = 'inferlane_jobs_ended_total{band="2",kind="completed",lane="online"}'
-    await cluster.until_counted(before, ended, 2)
+    counted = 'inferlane_jobs_rejected_total{band="2",lane="online",reason="duplicate"}'
+    await cluster.until_counted(before, counted, 2)
 
 
 async def test_an_id_whose_job_has_ended_gives_its_result_again(cluster: EngineCluster) -> None:

@@ -300,3 +300,11 @@ def test_the_failure_that_ends_a_job_is_counted_too(
     assert bench.value("attempts_failed_total", reason="stalled") == 1.0
     bench.step(Tick(103.0), ending(KEY, ()))
     assert bench.value("attempts_failed_total", reason="stalled") == 1.0
+
+
+def test_a_duplicate_is_counted_as_refused(bench: Bench) -> None:
+    """It never becomes a job of its own: by lane and band, and nothing is said of an end."""
+    bench.observer.duplicate("acme", 1)
+    labels = {"reason": "duplicate", "lane": "acme", "band": "1"}
+    assert bench.value("jobs_rejected_total", **labels) == 1.0
+    assert bench.value("jobs_ended_total", kind="rejected", lane="acme", band="1") is None
