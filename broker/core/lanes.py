@@ -76,9 +76,9 @@ class LaneCounters:
     def __init__(self) -> None:
         self._counters: tuple[dict[str, float], dict[str, float]] = ({}, {})
         self._waiting: tuple[dict[str, int], dict[str, int]] = ({}, {})
-        self._left: list[float] = [0.0, 0.0]
-        """Counter of the lane that last stopped waiting: what a lane is lifted to when it wakes
-        alone."""
+        self._left: list[str] = ["", ""]
+        """The lane that last stopped waiting: a lane that wakes alone is lifted to its counter, as
+        that is by then (charged for its last job, or refunded)."""
         self.awake: tuple[Ranking, Ranking] = (Ranking(), Ranking())
         """Lanes that wait for something."""
         self.cost_max: float = 0.0
@@ -102,7 +102,7 @@ class LaneCounters:
         if jobs:
             return
         least = self.awake[group].least
-        floor = self._left[group] if least is None else least
+        floor = self.counter(self._left[group], group=group) if least is None else least
         counter = max(self.counter(lane, group=group), floor)
         self._counters[group][lane] = counter
         self.awake[group].put(lane, counter)
@@ -113,7 +113,7 @@ class LaneCounters:
         waiting[lane] -= 1
         if not waiting[lane]:
             del waiting[lane]
-            self._left[group] = self.counter(lane, group=group)
+            self._left[group] = lane
             self.awake[group].drop(lane)
 
     def charge(self, lane: str, amount: float, *, group: int) -> float:
@@ -122,7 +122,4 @@ class LaneCounters:
         self._counters[group][lane] = counter
         if lane in self.awake[group]:
             self.awake[group].put(lane, counter)
-        elif amount > 0:
-            # It stopped waiting with this very job: the next to wake alone must not start below it.
-            self._left[group] = max(self._left[group], counter)
         return counter

@@ -90,7 +90,6 @@ class Leases:
         mind = self._mind
         self._heard[worker.id] = self._now()
         self._late.pop(worker.id, None)
-        worker.probing = False
         if worker.phase is Phase.SUSPECT:
             worker.phase = Phase.LIVE
             mind.changed(worker, opened=True)
@@ -240,5 +239,5 @@ class Leases:
     def abort(self, lease: Lease, worker: Worker, reason: Reason) -> None:
         """Tell a worker to stop a lease's attempt; the lease ends when the worker says so."""
         lease.aborting = True
-        number = self._mind.fleet.number_order(worker)
+        number = lease.abort_number = self._mind.fleet.number_order(worker)
         self._mind.out.append(Abort(lease.job.key, worker.id, lease.attempt, number, reason))

@@ -98,7 +98,7 @@ class Quotas:
         for usage in rows:
             usage.inflight_jobs += 1
             usage.inflight_tokens += cost_tokens
-            if starts:
+            if starts and usage.row.tokens_per_min is not None:
                 usage.bucket_tokens -= cost_tokens
 
     def give_back(self, rows: Iterable[RowUsage], cost_tokens: float, *, unstarted: bool) -> None:

@@ -185,8 +185,8 @@ class Reports:
             lease.output_tokens = entry.output_tokens
             lease.progressed_at_s = mind.at_s
             mind.corrects(lease)
-        if lease.aborting:
-            # Still at it: the order to stop may be lost.
+        if lease.aborting and lease.abort_number <= worker.echo:
+            # Still at it: the order to stop was lost, or was not heard.
             self._leases.abort(
                 lease, worker, Reason.CANCELLED if lease.cancelled else Reason.STALLED
             )

@@ -47,6 +47,8 @@ class Lease:
     aborting: bool = False
     progressed_at_s: float = 0.0
     """When its token count last rose."""
+    abort_number: int = 0
+    """Of the last order to stop it; it is sent again when that is past and the job still runs."""
     cancelled: bool = False
     """Its owner wants it stopped: it is not tried again."""
     hit_told: bool = False

@@ -108,6 +108,10 @@ class Cluster:
                 decisions += self.beat(name)
         return decisions + self.tick(seconds - int(seconds))
 
+    def wait_for(self, name: str, seconds: float) -> list[Decision]:
+        """Let time pass in which one worker reports."""
+        return self.tick(seconds) + self.beat(name)
+
     def hold(self, *specs: JobSpec) -> list[Decision]:
         """Pull jobs from their queues."""
         return [one for spec in specs for one in self.step(JobHeld(self.at_s, spec))]

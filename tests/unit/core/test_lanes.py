@@ -82,9 +82,19 @@ def test_a_charge_after_the_last_job_left_counts_for_the_level() -> None:
     counters.job_waits("a", group=ONLINE)
     counters.job_left("a", group=ONLINE)
     counters.charge("a", 250.0, group=ONLINE)
-    counters.charge("a", -50.0, group=ONLINE)
     counters.job_waits("b", group=ONLINE)
     assert counters.counter("b", group=ONLINE) == 250.0
+
+
+def test_a_refund_after_the_last_job_left_lowers_the_level_again() -> None:
+    """A lane whose only job is refused and comes back a hundred times is where it was."""
+    counters = LaneCounters()
+    for _ in range(100):
+        counters.job_waits("a", group=ONLINE)
+        counters.job_left("a", group=ONLINE)
+        counters.charge("a", 200.0, group=ONLINE)
+        counters.charge("a", -200.0, group=ONLINE)
+    assert counters.counter("a", group=ONLINE) == 0.0
 
 
 def test_a_lane_wakes_with_its_first_job_only() -> None:

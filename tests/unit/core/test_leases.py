@@ -1,0 +1,508 @@
+"""When a worker is suspect, probed and gone, when the lease clock stands, and what stalls."""
+
+import pytest
+
+from broker.core.decisions import Abort, Decision, Dispatch, Probe, Requeue, WorkerGone
+from broker.core.events import DispatchAllowed, LinkChanged, ProbeAnswered, Unanswered
+from broker.core.leases import LeaseClock
+from broker.core.policy import LeasePolicy
+from broker.core.state import Phase
+from broker.wire.messages import Answer, Reason
+from tests.unit.core.cluster import Cluster, a_policy, a_spec, in_flight, keys, of, only
+from tests.unit.core.invariants import check_sums
+
+
+def phase_of(cluster: Cluster, name: str) -> Phase:
+    """What the mind thinks of a worker."""
+    worker = cluster.scheduler._mind.fleet.workers.get(name)
+    return Phase.GONE if worker is None else worker.phase
+
+
+def answer_probe(
+    cluster: Cluster,
+    name: str,
+    *,
+    incarnation: int | None = None,
+    missed: Unanswered | None = None,
+) -> list[Decision]:
+    """Answer a probe."""
+    return cluster.step(ProbeAnswered(cluster.at_s, name, incarnation, missed))
+
+
+def silence(cluster: Cluster, seconds: float, *, but: tuple[str, ...] = ()) -> list[Decision]:
+    """Let time pass in which only some workers report."""
+    decisions: list[Decision] = []
+    for _ in range(int(seconds)):
+        decisions += cluster.tick(1.0)
+        for name in but:
+            decisions += cluster.beat(name)
+    return decisions
+
+
+# ---- the clock ----------------------------------------------------------------------------------
+
+
+def test_the_clock_runs_with_time_until_stopped() -> None:
+    """Stopped it shows the same instant; resumed it goes on without the time between."""
+    clock = LeaseClock()
+    assert clock.read(10.0) == 10.0
+    clock.stop(12.0)
+    assert (clock.read(12.0), clock.read(20.0)) == (12.0, 12.0)
+    assert clock.stands
+    clock.resume(25.0)
+    assert clock.read(24.9) == 12.0
+    assert clock.stands
+    assert clock.read(25.0) == 12.0
+    assert not clock.stands
+    assert clock.read(26.0) == 13.0
+
+
+def test_stopping_twice_is_stopping_once() -> None:
+    """A second reason to stop keeps it standing, also when it was about to run on."""
+    clock = LeaseClock()
+    clock.stop(10.0)
+    clock.stop(11.0)
+    clock.resume(15.0)
+    clock.stop(14.0)
+    assert clock.read(100.0) == 10.0
+    clock.resume(101.0)
+    assert clock.read(103.0) == 12.0
+
+
+def test_a_clock_that_should_have_run_on_is_read_before_it_stops_again() -> None:
+    """The time between the resume and the next stop counts."""
+    clock = LeaseClock()
+    clock.stop(10.0)
+    clock.resume(12.0)
+    clock.stop(15.0)
+    assert clock.read(20.0) == 13.0
+
+
+def test_resuming_a_running_clock_or_in_the_past_changes_nothing() -> None:
+    """Only a standing clock resumes, and never before it stopped."""
+    clock = LeaseClock()
+    clock.resume(5.0)
+    assert clock.read(10.0) == 10.0
+    clock.stop(10.0)
+    clock.resume(4.0)
+    assert clock.read(11.0) == 11.0
+
+
+# ---- silence ------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_misses_one_heartbeat_keeps_its_jobs() -> None:
+    """Under `lease_s` of silence nothing happens, and it still gets work."""
+    cluster = Cluster()
+    cluster.join("w1")
+    assert not of(Probe, cluster.tick(2.9))
+    assert phase_of(cluster, "w1") is Phase.LIVE
+    assert keys(Dispatch, cluster.hold(a_spec())) == ["acme.j1"]
+
+
+def test_a_silent_worker_is_probed_and_gets_nothing_new() -> None:
+    """From `lease_s` on: suspect, one probe, no dispatch; what it runs it keeps."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.hold(a_spec("j1"))
+    probe = only(Probe, cluster.tick(3.0))
+    assert (probe.worker, probe.number) == ("w1", 2)
+    assert phase_of(cluster, "w1") is Phase.SUSPECT
+    assert not of(Dispatch, cluster.hold(a_spec("j2")))
+    assert cluster.scheduler.is_leased("acme.j1")
+    assert not of(Probe, cluster.tick(0.5)), "one at a time"
+
+
+def test_case_8_nothing_goes_to_a_worker_whose_lease_is_gone() -> None:
+    """A dead worker is not picked again, whatever it held in its cache."""
+    cluster = Cluster()
+    cluster.join("w1", "w2")
+    silence(cluster, 3, but=("w2",))
+    decisions = answer_probe(cluster, "w1", missed=Unanswered.NO_RESPONDERS)
+    assert [one.worker for one in of(WorkerGone, decisions)] == ["w1"]
+    cluster.hold_many(8)
+    assert {one.worker for one in of(Dispatch, cluster.decisions)} == {"w2"}
+
+
+def test_any_word_of_a_suspect_clears_it() -> None:
+    """A report or a probe's answer: it is live again, keeps its jobs and gets new ones at once."""
+    for how in ("report", "probe"):
+        cluster = Cluster()
+        cluster.join("w1")
+        cluster.hold(a_spec("j1"))
+        cluster.tick(3.0)
+        cluster.hold(a_spec("j2"))
+        if how == "report":
+            decisions = cluster.beat("w1")
+            assert not answer_probe(cluster, "w1", missed=Unanswered.TIMEOUT)
+        else:
+            decisions = answer_probe(cluster, "w1", incarnation=1)
+        assert phase_of(cluster, "w1") is Phase.LIVE
+        assert keys(Dispatch, decisions) == ["acme.j2"]
+        assert cluster.scheduler.is_leased("acme.j1")
+        assert not of(Probe, cluster.tick(2.9))
+        assert of(Probe, cluster.tick(0.1))
+
+
+def test_no_responders_revokes_at_once() -> None:
+    """Nobody listens where it was: its jobs wait again in the same step and go elsewhere."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.hold(a_spec("j1"), a_spec("j2"))
+    cluster.join("w2")
+    silence(cluster, 3, but=("w2",))
+    decisions = answer_probe(cluster, "w1", missed=Unanswered.NO_RESPONDERS)
+    assert keys(Requeue, decisions) == ["acme.j1", "acme.j2"]
+    assert [(one.key, one.worker) for one in of(Dispatch, decisions)] == [
+        ("acme.j1", "w2"),
+        ("acme.j2", "w2"),
+    ]
+    assert only(WorkerGone, decisions).cause == "no responders"
+    check_sums(cluster.scheduler)
+
+
+def test_a_probe_that_times_out_leaves_it_suspect_until_revoke_s() -> None:
+    """Probed again each heartbeat; revoked after 10 s of silence, not before."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.hold(a_spec("j1"))
+    probes = 0
+    for _ in range(9):
+        decisions = cluster.tick(1.0)
+        probes += len(of(Probe, decisions))
+        assert not of(WorkerGone, decisions)
+        answer_probe(cluster, "w1", missed=Unanswered.TIMEOUT)
+    assert probes == 7
+    gone = cluster.tick(1.0)
+    assert only(WorkerGone, gone).cause == "silent for 10 s"
+    assert keys(Requeue, gone) == ["acme.j1"]
+    assert not cluster.scheduler.views.workers()
+
+
+def test_no_responders_of_a_worker_that_just_spoke_is_a_reconnect() -> None:
+    """Its connection blinked: doubted and probed, not revoked before `lease_s` of silence."""
+    cluster = Cluster()
+    cluster.join("w1", "w2")
+    j1 = only(Dispatch, cluster.hold(a_spec("j1")))
+    decisions = cluster.answer(j1, Unanswered.NO_RESPONDERS)
+    assert only(Probe, decisions).worker == j1.worker
+    assert only(Dispatch, decisions).worker != j1.worker
+    assert phase_of(cluster, j1.worker) is Phase.SUSPECT
+    other = only(Dispatch, decisions).worker
+    assert not answer_probe(cluster, j1.worker, missed=Unanswered.NO_RESPONDERS)
+    assert phase_of(cluster, j1.worker) is Phase.SUSPECT
+    again = silence(cluster, 1, but=(other,))
+    assert [one.worker for one in of(Probe, again)] == [j1.worker]
+    silence(cluster, 2, but=(other,))
+    assert of(WorkerGone, answer_probe(cluster, j1.worker, missed=Unanswered.NO_RESPONDERS))
+
+
+def test_a_live_worker_is_not_revoked_by_a_late_answer() -> None:
+    """No responders that arrives after its next report says nothing."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.tick(3.0)
+    cluster.beat("w1")
+    cluster.tick(3.0 - 1e-6)
+    assert not answer_probe(cluster, "w1", missed=Unanswered.NO_RESPONDERS)
+    assert phase_of(cluster, "w1") is Phase.LIVE
+
+
+def test_a_probe_answered_by_a_new_life_revokes_the_old() -> None:
+    """The process restarted: what it ran is gone; an older life's answer says nothing."""
+    cluster = Cluster()
+    cluster.join("w1", incarnation=5)
+    cluster.hold(a_spec("j1"))
+    cluster.tick(3.0)
+    assert not answer_probe(cluster, "w1", incarnation=4)
+    assert phase_of(cluster, "w1") is Phase.SUSPECT
+    decisions = answer_probe(cluster, "w1", incarnation=6)
+    assert only(WorkerGone, decisions).cause == "restarted"
+    assert keys(Requeue, decisions) == ["acme.j1"]
+
+
+def test_a_probe_of_an_unknown_worker_is_nothing() -> None:
+    """It was forgotten while the probe was out."""
+    assert not answer_probe(Cluster(), "w9", incarnation=1)
+
+
+def test_nothing_is_suspected_or_revoked_before_start_up_is_over() -> None:
+    """Reports collected long ago do no harm until dispatch is allowed."""
+    cluster = Cluster(started=False)
+    cluster.join("w1")
+    assert not cluster.tick(60.0)
+    assert phase_of(cluster, "w1") is Phase.LIVE
+    cluster.step(DispatchAllowed(cluster.at_s))
+    assert of(Probe, cluster.tick(0.1))
+
+
+def test_a_worker_that_joins_again_is_watched_anew() -> None:
+    """Its old watch is void: one worker is never probed twice as often."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.tick(2.0)
+    cluster.beat("w1", incarnation=2)
+    assert not of(Probe, cluster.tick(2.9))
+    assert len(of(Probe, cluster.tick(0.1))) == 1
+
+
+def test_order_numbers_go_on_when_a_worker_returns() -> None:
+    """A forgotten worker that returns in this epoch never sees a number twice."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.hold(a_spec("j1"))
+    cluster.tick(3.0)
+    answer_probe(cluster, "w1", missed=Unanswered.NO_RESPONDERS)
+    cluster.beat("w1", inflight=(), echo=2)
+    assert only(Dispatch, cluster.hold(a_spec("j2"))).number == 3
+
+
+# ---- the network, not the workers ----------------------------------------------------------------
+
+
+def test_the_clock_stands_while_our_own_link_is_down() -> None:
+    """However long: nobody is suspected, nor in the grace period after; then it runs on."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.hold(a_spec("j1"))
+    cluster.tick(1.0)
+    cluster.step(LinkChanged(cluster.at_s, up=False))
+    assert not silence(cluster, 60)
+    cluster.step(LinkChanged(cluster.at_s, up=True))
+    assert not silence(cluster, 3)
+    assert phase_of(cluster, "w1") is Phase.LIVE
+    assert not of(Probe, cluster.tick(1.9))
+    assert len(of(Probe, cluster.tick(0.2))) == 1
+
+
+def test_nothing_is_dispatched_while_the_link_is_down() -> None:
+    """It could not be sent; it goes when the link is back, in the same step."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.step(LinkChanged(cluster.at_s, up=False))
+    assert not of(Dispatch, cluster.hold(a_spec("j1")))
+    assert keys(Dispatch, cluster.step(LinkChanged(cluster.at_s, up=True))) == ["acme.j1"]
+
+
+def test_most_of_the_fleet_silent_at_once_is_the_network() -> None:
+    """Three of four fall silent: nobody is suspected, and they keep their jobs when they return."""
+    cluster = Cluster()
+    cluster.join("w1", "w2", "w3", "w4")
+    cluster.hold_many(8)
+    assert not of(Probe, silence(cluster, 8, but=("w4",)))
+    for name in ("w1", "w2", "w3"):
+        assert phase_of(cluster, name) is Phase.LIVE
+        cluster.beat(name)
+    assert not of(Requeue, cluster.decisions)
+    assert len(cluster.scheduler.leases()) == 8
+
+
+def test_after_the_fleet_spoke_again_there_is_a_grace_period() -> None:
+    """When enough are back the rest gets `grace_s`, then what was left of its lease."""
+    cluster = Cluster()
+    cluster.join("w1", "w2", "w3", "w4")
+    silence(cluster, 5, but=("w4",))
+    decisions = silence(cluster, 3, but=("w1", "w2", "w4"))
+    assert not of(Probe, decisions)
+    assert [one.worker for one in of(Probe, silence(cluster, 1, but=("w1", "w2", "w4")))] == ["w3"]
+
+
+def test_a_fleet_that_stays_silent_is_not_forgiven_for_ever() -> None:
+    """After `revoke_s` of forgiveness the silent are suspected and go the usual way."""
+    cluster = Cluster()
+    cluster.join("w1", "w2", "w3")
+    cluster.hold(a_spec("j1"))
+    assert not of(Probe, silence(cluster, 12))
+    assert len(of(Probe, silence(cluster, 2))) == 3
+    assert len(of(WorkerGone, silence(cluster, 8))) == 3
+
+
+def test_forgiveness_is_given_again_once_the_fleet_has_spoken() -> None:
+    """The second outage is forgiven as the first was."""
+    cluster = Cluster()
+    names = ("w1", "w2", "w3")
+    cluster.join(*names)
+    silence(cluster, 14)
+    for name in names:
+        cluster.beat(name)
+    assert {phase_of(cluster, name) for name in names} == {Phase.LIVE}
+    silence(cluster, 1, but=names)
+    assert not of(Probe, silence(cluster, 12))
+
+
+def test_half_of_the_fleet_is_not_most_of_it() -> None:
+    """Two of four: they are suspected."""
+    cluster = Cluster()
+    cluster.join("w1", "w2", "w3", "w4")
+    assert len(of(Probe, silence(cluster, 3, but=("w3", "w4")))) == 2
+
+
+def test_one_silent_worker_is_never_the_fleet() -> None:
+    """Also where it is the only one."""
+    cluster = Cluster()
+    cluster.join("w1")
+    assert len(of(Probe, silence(cluster, 3))) == 1
+
+
+def test_a_fleet_that_fell_silent_at_once_is_seen_before_its_first_is_revoked() -> None:
+    """Reports are staggered: the first silent worker is forgiven as the last."""
+    cluster = Cluster()
+    for name in ("w1", "w2", "w3", "w4"):
+        cluster.join(name)
+        cluster.tick(0.24)
+    decisions: list[Decision] = []
+    for _ in range(100):
+        decisions += cluster.tick(0.1)
+    assert not of(Probe, decisions)
+
+
+def test_no_responders_while_the_clock_stands_revokes_nobody() -> None:
+    """After an outage agents may not have reconnected yet."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.hold(a_spec("j1"))
+    cluster.tick(3.0)
+    cluster.step(LinkChanged(cluster.at_s, up=False))
+    cluster.tick(5.0)
+    cluster.step(LinkChanged(cluster.at_s, up=True))
+    assert not answer_probe(cluster, "w1", missed=Unanswered.NO_RESPONDERS)
+    assert cluster.scheduler.is_leased("acme.j1")
+    cluster.tick(3.0)
+    assert of(Probe, cluster.tick(1.0))
+    assert of(WorkerGone, answer_probe(cluster, "w1", missed=Unanswered.NO_RESPONDERS))
+
+
+def test_the_link_coming_back_does_not_end_the_fleets_forgiveness() -> None:
+    """Both reasons must be over before the clock runs on."""
+    cluster = Cluster()
+    cluster.join("w1", "w2", "w3", "w4")
+    silence(cluster, 4, but=("w4",))
+    cluster.step(LinkChanged(cluster.at_s, up=False))
+    cluster.step(LinkChanged(cluster.at_s, up=True))
+    assert not of(Probe, silence(cluster, 5, but=("w4",)))
+    assert phase_of(cluster, "w1") is Phase.LIVE
+
+
+def test_the_fleet_speaking_does_not_start_the_clock_while_the_link_is_down() -> None:
+    """A last report in the pipe is no sign of a link."""
+    cluster = Cluster()
+    cluster.join("w1", "w2", "w3", "w4")
+    silence(cluster, 4, but=("w4",))
+    cluster.step(LinkChanged(cluster.at_s, up=False))
+    for name in ("w1", "w2"):
+        cluster.beat(name)
+    assert not of(Probe, silence(cluster, 30))
+
+
+# ---- stalls -------------------------------------------------------------------------------------
+
+
+def running(cluster: Cluster) -> Dispatch:
+    """One accepted job on w1."""
+    cluster.join("w1", "w2")
+    dispatch = only(Dispatch, cluster.hold(a_spec("j1")))
+    cluster.answer(dispatch, Answer.ACCEPTED)
+    return dispatch
+
+
+def test_case_21_22_23_a_listed_job_is_never_dropped_for_its_age() -> None:
+    """An hour with a token now and then is an hour of work: one attempt, no requeue."""
+    cluster = Cluster()
+    dispatch = running(cluster)
+    for minute in range(60):
+        cluster.wait(59.0)
+        job = a_spec("j1")
+        listed = in_flight(job, dispatch.attempt, output_tokens=minute + 1, prefilled=True)
+        cluster.tick(1.0)
+        cluster.beat(dispatch.worker, inflight=(listed,))
+    assert not of(Abort, cluster.decisions)
+    assert not of(Requeue, cluster.decisions)
+    assert len(of(Dispatch, cluster.decisions)) == 1
+
+
+def test_a_job_without_a_new_token_for_stall_s_is_aborted_once() -> None:
+    """It stays leased until its worker confirms, then it is charged and tried elsewhere."""
+    cluster = Cluster()
+    dispatch = running(cluster)
+    cluster.wait(119.0)
+    assert not of(Abort, cluster.decisions)
+    abort = only(Abort, cluster.tick(1.0))
+    assert (abort.key, abort.worker, abort.attempt) == (
+        "acme.j1",
+        dispatch.worker,
+        dispatch.attempt,
+    )
+    assert abort.reason is Reason.STALLED
+    assert cluster.scheduler.is_leased("acme.j1")
+    ended = cluster.fail(dispatch, Reason.STALLED)
+    failure = only(Requeue, ended).failure
+    assert failure is not None
+    assert (failure.reason, failure.charged) == (Reason.STALLED, True)
+
+
+def test_progress_puts_a_stall_off() -> None:
+    """A first token and each new token count; a report without one does not."""
+    cluster = Cluster(a_policy(leases=LeasePolicy(stall_s=10.0)))
+    dispatch = running(cluster)
+    cluster.wait(9.0)
+    cluster.first_token(dispatch)
+    cluster.wait(9.0)
+    listed = in_flight(a_spec("j1"), dispatch.attempt, output_tokens=1, prefilled=True)
+    cluster.beat(dispatch.worker, inflight=(listed,))
+    assert not of(Abort, cluster.decisions)
+    for _ in range(9):
+        cluster.tick(1.0)
+        for name in ("w1", "w2"):
+            cluster.beat(name, inflight=(listed,) if name == dispatch.worker else ())
+    assert not of(Abort, cluster.decisions)
+    assert of(Abort, cluster.tick(1.0))
+
+
+def test_a_job_that_was_never_accepted_is_not_stalled() -> None:
+    """Whether it runs at all is the echo's question."""
+    cluster = Cluster(a_policy(leases=LeasePolicy(stall_s=5.0)))
+    cluster.join("w1")
+    cluster.hold(a_spec("j1"))
+    for _ in range(12):
+        cluster.tick(1.0)
+        cluster.beat("w1", echo=0, inflight=())
+    assert not of(Abort, cluster.decisions)
+
+
+def test_a_suspects_jobs_are_not_stalled() -> None:
+    """Its silence is judged, not theirs; when it speaks again they are looked at anew."""
+    cluster = Cluster(a_policy(leases=LeasePolicy(stall_s=4.0, revoke_s=1000.0)))
+    dispatch = running(cluster)
+    other = "w2" if dispatch.worker == "w1" else "w1"
+    assert not of(Abort, silence(cluster, 10, but=(other,)))
+    cluster.beat(dispatch.worker)
+    assert of(Abort, silence(cluster, 6, but=("w1", "w2")))
+
+
+def test_nothing_stalls_while_the_clock_stands() -> None:
+    """No news of tokens can come through a link that is down."""
+    cluster = Cluster(a_policy(leases=LeasePolicy(stall_s=5.0)))
+    dispatch = running(cluster)
+    cluster.step(LinkChanged(cluster.at_s, up=False))
+    silence(cluster, 30)
+    cluster.step(LinkChanged(cluster.at_s, up=True))
+    listed = in_flight(a_spec("j1"), dispatch.attempt, output_tokens=5, prefilled=True)
+    cluster.beat(dispatch.worker, inflight=(listed,))
+    silence(cluster, 4)
+    assert not of(Abort, cluster.decisions)
+
+
+@pytest.mark.parametrize("unheard", ["unlisted", "failed"])
+def test_a_stalled_job_that_its_worker_dropped_is_charged(unheard: str) -> None:
+    """Whether the worker says so or just lists it no more."""
+    cluster = Cluster(a_policy(leases=LeasePolicy(stall_s=5.0)))
+    dispatch = running(cluster)
+    cluster.wait(5.0)
+    if unheard == "unlisted":
+        decisions = cluster.beat(dispatch.worker, inflight=())
+    else:
+        decisions = cluster.fail(dispatch, Reason.STALLED)
+    failure = only(Requeue, decisions).failure
+    assert failure is not None
+    assert failure.charged
+    assert failure.worker == dispatch.worker
