@@ -201,15 +201,13 @@ class Outbox:
 
     async def _send(self, order: _Order) -> None:
         timeout_s = self._answer_s if order.dispatch is not None else ABORT_ANSWER_S
-        data = encode(order.message)
-        if len(data) > MESSAGE_BYTES_MAX:
-            # The server would take it, and every worker refuse it.
-            self._too_large(order)
-            return
         try:
-            reply = await self._bus.request(
-                subjects.work(order.worker), data, timeout_s=timeout_s
-            )
+            data = encode(order.message)
+            if len(data) > MESSAGE_BYTES_MAX:
+                # The server would take it, and every worker refuse it.
+                self._too_large(order)
+                return
+            reply = await self._bus.request(subjects.work(order.worker), data, timeout_s=timeout_s)
             answer = decode(reply.data, WorkReply)
         except NoResponders:
             self._undelivered(order, Unanswered.NO_RESPONDERS)

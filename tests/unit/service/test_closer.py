@@ -6,15 +6,35 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker.bus.base import BucketSpec, ConsumerSpec, Delivery, Message, NotFound, StreamSpec
+from broker.bus.base import (
+    BucketSpec,
+    ConsumerSpec,
+    Delivery,
+    LinkDown,
+    Message,
+    NotFound,
+    StreamFull,
+    StreamSpec,
+)
 from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
-from broker.service.closer import END_BYTES_MAX, Closer, Ending, Farewell
+from broker.service.closer import END_BYTES_MAX, STEPS_MAX, Closer, Ending, Farewell
 from broker.service.held import Duplicate
 from broker.wire import subjects
 from broker.wire.codec import decode, decode_out, encode
-from broker.wire.messages import DeadLetter, End, Kind, Reason, StoredEnd, TerminalRecord
+from broker.wire.messages import (
+    Attempt,
+    DeadLetter,
+    End,
+    Failure,
+    JobAttempts,
+    Kind,
+    Reason,
+    StoredEnd,
+    TerminalRecord,
+)
 from tests.builders import a_job
+from tests.crashing import Failing, Gate, faulty
 from tests.turns import until
 
 JOBS = StreamSpec(name="JOBS_acme", subjects=("jobs.acme.>",), work_queue=True)
@@ -234,9 +254,7 @@ async def test_duplicates_are_told_and_acknowledged_after_the_record_stands() ->
     async with a_bench() as bench:
         ending = await bench.ending()
         twin = await bench.delivered()
-        bench.closer.put(
-            Farewell("acme.job-1", "acme", "job-1", (a_duplicate(twin, client="c2"),))
-        )
+        bench.closer.put(Farewell("acme.job-1", "acme", "job-1", (a_duplicate(twin, client="c2"),)))
         await until(lambda: bool(bench.heard))
         assert bench.heard[0].subject == subjects.out("acme", "c2", "job-1")
         bench.closer.put(ending)
@@ -253,3 +271,152 @@ async def test_a_rejection_runs_out_so_that_the_next_try_can_succeed() -> None:
         bench.clock.advance(1.1)
         with pytest.raises(NotFound):
             await bench.record()
+
+
+async def test_a_lane_whose_results_are_full_holds_up_no_other() -> None:
+    """An ending that waits for its next try takes no room: STEPS_MAX full ones, and ours goes."""
+    async with a_bench() as bench:
+        for number in range(STEPS_MAX * 2):
+            stuck = a_record(job=f"stuck-{number}", lane="gone")
+            bench.closer.put(
+                Ending(f"gone.stuck-{number}", stuck, "JOBS_gone", number + 1, ack_subject="")
+            )
+        await until(lambda: bench.closer.failures >= STEPS_MAX * 2)
+        bench.closer.put(await bench.ending())
+        await until(lambda: bool(bench.closed))
+        assert bench.closed[0][0].key == "acme.job-1"
+
+
+async def test_an_ack_that_is_never_answered_gives_way_to_removal_by_sequence() -> None:
+    """A consumer made anew is silent about a delivery of its past life."""
+    async with a_bench() as bench:
+        ending = await bench.ending()
+        await bench.bus.ensure_consumer(CONSUMER, recreate=True)
+        bench.closer.put(ending)
+        await until(lambda: bool(bench.heard))
+        bench.clock.advance(10)
+        await until(lambda: bool(bench.closed))
+        assert await bench.queued() == 0
+
+
+async def test_an_ack_to_a_consumer_that_is_gone_gives_way_too() -> None:
+    """No responders: the message leaves by its sequence."""
+    async with a_bench() as bench:
+        ending = await bench.ending()
+        del bench.bus.server.streams["JOBS_acme"].consumers["b2-tiny"]
+        bench.closer.put(ending)
+        await until(lambda: bool(bench.closed))
+        assert await bench.queued() == 0
+
+
+async def test_attempts_say_that_a_job_is_given_up_before_its_record_does() -> None:
+    """A crash after the record: the next leader finds the key, and writes the letter."""
+    async with a_bench() as bench:
+        failures = (Failure(Attempt(1, 1), "w1", Reason.STALLED, 5.0),)
+        record = a_record(kind=Kind.DEAD_LETTERED, reason=Reason.STALLED, failures=failures)
+        ending = await bench.ending(record=record, dead_letter=True)
+        gate = Gate("append", prefix="results.")
+        closer = Closer(faulty(bench.bus, gate), closed=bench._closed)
+        closer.put(ending)
+        task = asyncio.create_task(closer.run())
+        await gate.reached.wait()
+        task.cancel()
+        stored = await bench.bus.kv_get(subjects.ATTEMPTS_BUCKET, "acme.job-1")
+        assert decode(stored.value, JobAttempts).failures == failures
+
+
+async def test_a_dead_letter_that_was_written_long_ago_is_not_written_again() -> None:
+    """The leader died between letter and ack, for longer than a message id is known."""
+    async with a_bench() as bench:
+        record = a_record(kind=Kind.DEAD_LETTERED, reason=Reason.STALLED)
+        ending = await bench.ending(record=record, dead_letter=True)
+        letter = DeadLetter(job=encode(a_job()), subject="jobs.acme.2.tiny", record=record)
+        await bench.bus.append("dlq.acme.job-1", encode(letter))
+        bench.closer.put(ending)
+        await until(lambda: bool(bench.closed))
+        assert (await bench.bus.stream_state("DLQ_acme")).messages == 1
+
+
+async def test_a_dead_letter_whose_message_is_gone_needs_no_letter() -> None:
+    """Somebody removed it: the record stands, and there is nothing to replay."""
+    async with a_bench() as bench:
+        record = a_record(kind=Kind.DEAD_LETTERED, reason=Reason.STALLED)
+        ending = await bench.ending(record=record, dead_letter=True)
+        await bench.bus.delete_message("JOBS_acme", ending.sequence)
+        bench.closer.put(ending)
+        await until(lambda: bool(bench.closed))
+        assert (await bench.bus.stream_state("DLQ_acme")).messages == 0
+
+
+async def test_a_dead_letter_too_large_with_its_job_is_written_without_it() -> None:
+    """Better a letter that can be read and not replayed than a job that never ends."""
+    async with a_bench() as bench:
+        record = a_record(kind=Kind.DEAD_LETTERED, reason=Reason.STALLED, message="x" * 500)
+        ending = await bench.ending(record=record, dead_letter=True)
+        bench.bus.server.payload_bytes_max = len(encode(record)) + 100
+        bench.closer.put(ending)
+        await until(lambda: bool(bench.closed))
+        stored = await bench.bus.last_message("DLQ_acme", "dlq.acme.job-1")
+        assert decode(stored.data, DeadLetter).job == b""
+
+
+async def test_full_dead_letters_hold_the_job_until_there_is_room() -> None:
+    """Nothing leaves its stream before it can be listed, read and replayed."""
+    full = StreamFull("no room")
+    async with a_bench() as bench:
+        record = a_record(kind=Kind.DEAD_LETTERED, reason=Reason.STALLED)
+        failing = Failing("append", full, times=2, prefix="dlq.")
+        closer = Closer(faulty(bench.bus, failing), closed=bench._closed)
+        closer.put(await bench.ending(record=record, dead_letter=True))
+        task = asyncio.create_task(closer.run())
+        await until(lambda: failing.raised == 1)
+        assert await bench.queued() == 1
+        await asyncio.wait_for(until(lambda: bool(bench.closed)), 5)
+        task.cancel()
+        assert (await bench.bus.stream_state("DLQ_acme")).messages == 1
+
+
+async def test_a_standing_record_that_runs_out_while_we_look_is_written_anew() -> None:
+    """Between the lost compare-and-set and the look, a rejection's life ended: ours is next."""
+    async with a_bench() as bench:
+        await bench.bus.append("results.acme.job-1", encode(a_record(ended_at_s=1.0)), ttl_s=1.0)
+        gate = Gate("last_message", prefix="RESULTS")
+        closer = Closer(faulty(bench.bus, gate), closed=bench._closed)
+        closer.put(await bench.ending())
+        task = asyncio.create_task(closer.run())
+        await gate.reached.wait()
+        bench.clock.advance(2)
+        gate.open.set()
+        await asyncio.wait_for(until(lambda: bool(bench.closed)), 5)
+        task.cancel()
+        assert bench.closed[0][2] is True
+
+
+async def test_a_word_that_cannot_be_sent_stops_nothing() -> None:
+    """The caller's ticket finds the record."""
+    async with a_bench() as bench:
+        failing = Failing("publish", LinkDown("cut"))
+        closer = Closer(faulty(bench.bus, failing), closed=bench._closed)
+        closer.put(await bench.ending())
+        task = asyncio.create_task(closer.run())
+        await until(lambda: bool(bench.closed))
+        task.cancel()
+        assert failing.raised == 1
+        assert not bench.heard
+
+
+async def test_a_surprise_gives_up_one_ending_and_says_which() -> None:
+    """The others go on; its message was not removed, so the job comes again."""
+    async with a_bench() as bench:
+        given_up: list[str] = []
+        failing = Failing("append", RuntimeError("a fault of ours"), prefix="results.")
+        closer = Closer(faulty(bench.bus, failing), closed=bench._closed, given_up=given_up.append)
+        ending = await bench.ending()
+        closer.put(ending)
+        task = asyncio.create_task(closer.run())
+        await until(lambda: bool(given_up))
+        assert given_up == ["acme.job-1"]
+        assert await bench.queued() == 1
+        closer.put(ending)
+        await until(lambda: bool(bench.closed))
+        task.cancel()
