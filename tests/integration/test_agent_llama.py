@@ -1,0 +1,62 @@
+"""The agent beside a real llama.cpp engine: its model of the cache against the engine's count."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from broker.wire.messages import Answer
+from tests.agents import an_agent
+from tests.builders import MODEL, a_chat_body, a_job, an_attempt
+from tests.turns import until
+from worker_agent.engine.llama import LlamaEngine
+from worker_agent.engine.llama_server import LlamaOptions
+
+GGUF = Path(__file__).parents[2] / "ops" / "tiny_model" / "tiny.gguf"
+SLOTS = 3
+PROMPTS = 6
+"""Twice as many shared prompts as slots: half of them are always out."""
+
+JOBS = 30
+
+
+@pytest.mark.engine
+async def test_the_cache_model_knows_what_the_engine_will_reuse() -> None:
+    """Which prompt is in which slot is predicted right for nearly every request.
+
+    With three slots and six shared prompts of 1,100 tokens, requests one after another or three at
+    once. Wrong is a prediction that is off by more than 400 tokens.
+    """
+    rng = random.Random(3)
+    systems = ["".join(rng.choice("abcdefgh ") for _ in range(1100)) for _ in range(PROMPTS)]
+    engine = LlamaEngine(LlamaOptions(gguf=str(GGUF), model=MODEL, slots=SLOTS))
+    predicted: dict[str, int] = {}
+    wrong: list[tuple[int, int]] = []
+    async with an_agent(engine=engine, cache_sequences=SLOTS) as stage:
+        await stage.beat(lambda beat: beat.ready)
+        cache = stage.agent._cache
+        begin = cache.begin
+
+        def watched(name: tuple[str, object], chain: list[int], *, at_s: float) -> int:
+            predicted[name[0]] = begin(name, chain, at_s=at_s)
+            return predicted[name[0]]
+
+        cache.begin = watched  # type: ignore[assignment]
+        number = 0
+        while number < JOBS:
+            batch = [f"job-{number + index}" for index in range(rng.randint(1, SLOTS))]
+            for job_id in batch:
+                number += 1
+                body = a_chat_body(system=rng.choice(systems), user=f"{number}", max_tokens=4)
+                reply = await stage.dispatch(
+                    a_job(id=job_id, body=body), attempt=an_attempt(number)
+                )
+                assert reply.answer is Answer.ACCEPTED
+            for job_id in batch:
+                cached_tokens = (await stage.end_of(job_id)).usage.cached_tokens
+                guess = predicted[f"acme.{job_id}"]
+                if abs(guess - cached_tokens) > 400:
+                    wrong.append((guess, cached_tokens))
+            await until(lambda: not stage.agent.ledger.running)
+    assert len(wrong) <= JOBS // 20, wrong
+    assert sum(tokens > 700 for tokens in predicted.values()) >= JOBS // 4
