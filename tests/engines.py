@@ -100,6 +100,10 @@ class BadEngine:
         """Let a SLOW answer send its next token."""
         self._go.release()
 
+    def hold_tokens(self) -> None:
+        """Take back what SLOW answers were let send and did not."""
+        self._go = asyncio.Semaphore(0)
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until requests have come, ended or been aborted so that `condition` holds."""
         async with self._changed:

@@ -181,18 +181,18 @@ class EngineCluster:
             self.engines[number].behaviour = Behaviour.FINE
 
     @asynccontextmanager
-    async def talking(self) -> AsyncGenerator[None]:
-        """Let SLOW answers go on without end, some tokens a second."""
+    async def talking(self, *, tokens: int = 1_000_000) -> AsyncGenerator[None]:
+        """Let SLOW answers go on, ten tokens a second, so that they never stall."""
 
         async def talk() -> None:
             while True:
                 for engine in self.engines:
-                    for _ in range(max(1, engine.running)):
+                    for _ in range(engine.running):
                         engine.let_token_go()
                 await asyncio.sleep(0.1)
 
         for engine in self.engines:
-            engine.tokens = 1_000_000
+            engine.tokens = tokens
         async with asyncio.TaskGroup() as group:
             talker = group.create_task(talk())
             try:
@@ -201,6 +201,13 @@ class EngineCluster:
                 talker.cancel()
                 for engine in self.engines:
                     engine.tokens = 4
+                    engine.hold_tokens()
+
+    def talk_to_the_end(self, *, tokens: int) -> None:
+        """Let SLOW answers send so many tokens at once."""
+        for engine in self.engines:
+            for _ in range(tokens):
+                engine.let_token_go()
 
 
 async def ends(tickets: Sequence[Ticket], *, timeout_s: float = 30.0) -> list[TerminalRecord]:

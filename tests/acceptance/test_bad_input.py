@@ -239,14 +239,12 @@ async def test_a_deadline_that_passes_while_the_job_runs_aborts_it(cluster: Engi
 async def test_the_same_id_at_the_same_time_runs_once(cluster: EngineCluster) -> None:
     """One client gets one ticket; another client, under its own name, the same answer."""
     body = a_chat(behaviour=Behaviour.SLOW, tag="twice")
-    async with cluster.client() as client, cluster.client() as other:
+    async with cluster.talking(tokens=500), cluster.client() as client, cluster.client() as other:
         first = await client.submit(body, job_id="twice")
         assert await client.submit(body, job_id="twice") is first
         second = await other.submit(body, job_id="twice")
-        async with cluster.talking():
-            for engine in cluster.engines:
-                engine.tokens = 4
-            records = await ends([first, second])
+        cluster.talk_to_the_end(tokens=500)
+        records = await ends([first, second])
     assert records[0] == records[1]
     assert records[0].kind is Kind.COMPLETED
     assert cluster.runs("twice") == 1
@@ -268,16 +266,16 @@ async def test_the_same_id_in_a_second_message_waits_for_the_first_ones_end(
 
     hearing = await cluster.bus.subscribe(f"out.{LANE}.*.doubled", hear)
     body = orjson.dumps(a_chat(behaviour=Behaviour.SLOW, tag="doubled"))
-    async with cluster.talking():
+    async with cluster.talking(tokens=500):
         for number in range(3):
             twin = a_job("doubled", body=body, client=f"caller-{number}")
             await cluster.bus.append(SUBJECT, encode(twin))
-            if number == 0:
-                for engine in cluster.engines:
-                    engine.tokens = 8
-                async with asyncio.timeout(10):
-                    while not cluster.runs("doubled"):
-                        await asyncio.sleep(0.01)
+            async with asyncio.timeout(10):
+                while not cluster.runs("doubled"):
+                    await asyncio.sleep(0.01)
+        counted = 'inferlane_jobs_rejected_total{band="2",lane="online",reason="duplicate"}'
+        await cluster.until_counted(before, counted, 2)
+        cluster.talk_to_the_end(tokens=500)
         record = await cluster.record(LANE, "doubled")
     async with asyncio.timeout(10):
         heard = {await told.get() for _ in range(3)}
@@ -289,8 +287,6 @@ async def test_the_same_id_in_a_second_message_waits_for_the_first_ones_end(
     await cluster.audit.until_empty(LANE)
     assert await cluster.record(LANE, "doubled") == record
     assert cluster.runs("doubled") == 1
-    counted = 'inferlane_jobs_rejected_total{band="2",lane="online",reason="duplicate"}'
-    await cluster.until_counted(before, counted, 2)
 
 
 async def test_an_id_whose_job_has_ended_gives_its_result_again(cluster: EngineCluster) -> None:

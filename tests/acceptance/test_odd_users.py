@@ -149,15 +149,14 @@ async def test_five_hundred_jobs_at_once_from_one_client(cluster: EngineCluster)
 
 async def test_a_client_that_leaves_finds_its_answer_later(cluster: EngineCluster) -> None:
     """Closing a client ends its waits, not its jobs."""
-    async with cluster.client() as client:
-        ticket = await client.submit(a_chat(behaviour=Behaviour.SLOW, tag="left"), stream=True)
-        async with asyncio.timeout(10):
-            while not cluster.runs("left"):
-                await asyncio.sleep(0.01)
-    for _ in range(4):
-        for engine in cluster.engines:
-            engine.let_token_go()
-    record = await cluster.record(LANE, ticket.job_id)
+    async with cluster.talking(tokens=500):
+        async with cluster.client() as client:
+            ticket = await client.submit(a_chat(behaviour=Behaviour.SLOW, tag="left"), stream=True)
+            async with asyncio.timeout(10):
+                while not cluster.runs("left"):
+                    await asyncio.sleep(0.01)
+        cluster.talk_to_the_end(tokens=500)
+        record = await cluster.record(LANE, ticket.job_id)
     assert record.kind is Kind.COMPLETED
     async with cluster.client() as later:
         assert await later.find_record(ticket.job_id) == record
