@@ -168,9 +168,7 @@ class Chooser:
     def _is_alike(self, known: Known) -> bool:
         """Say whether all hold the same of a job, be it nothing: then it earns nothing."""
         useful = known.useful
-        return not known.job.session and (
-            not useful or (len(useful) == 1 and useful[0].workers == known.useful_of)
-        )
+        return not known.job.session and (not useful or useful[0].workers == known.useful_of)
 
     def _place_alike(self, known: Known, pool: Pool) -> Placement | None:
         """Take the first of the pool that fits, where that is the answer; None = look in full."""

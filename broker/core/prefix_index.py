@@ -39,8 +39,12 @@ that."""
 SWEEP_BLOCKS_MAX = 1024
 """Most blocks written, and as many forgotten, by one `sweep`: about a millisecond."""
 
-EVICT_BLOCKS_MAX = 256
-"""Most of them forgotten before the bounds are looked at again."""
+EVICT_BLOCKS = 256
+"""Forgotten by a sweep before it looks at the bounds again."""
+
+EVICT_ROUNDS_MAX = 8
+"""Times that room is made for the same blocks: where most of what was logged longest ago has been
+used since, little is found at first, and the search must end."""
 
 HOLDER_SETS_MAX = 65_536
 """Distinct sets remembered so that equal ones are one object; beyond it sharing starts anew."""
@@ -273,7 +277,8 @@ class PrefixIndex:
     def _put(self, hashes: Sequence[int], bit: int) -> None:
         """Credit a worker with blocks, as used now."""
         hashes = hashes[: self._entries_max]
-        self._make_room(len(hashes))
+        # What finds no room, at the end of the chain, is not credited.
+        hashes = hashes[: self._make_room(len(hashes))]
         self._written |= bit
         newest = self._generations[-1]
         before = self._entries
@@ -338,15 +343,14 @@ class PrefixIndex:
         self._at_s = at_s
         self.write(SWEEP_BLOCKS_MAX)
         self._turn_if_due()
-        left = SWEEP_BLOCKS_MAX
-        while left > 0:
+        for _ in range(SWEEP_BLOCKS_MAX // EVICT_BLOCKS):
             oldest = self._generations[0]
             is_over = self._entries > self._entries_max or len(self._generations) > GENERATIONS_MAX
             is_closed = oldest is not self._generations[-1]
             is_expired = is_closed and at_s - oldest.ended_at_s >= self._ttl_s
             if not (is_expired or is_over):
                 return
-            left -= self._evict(min(left, EVICT_BLOCKS_MAX))
+            self._evict(EVICT_BLOCKS)
 
     def _turn_if_due(self) -> None:
         newest = self._generations[-1]
@@ -365,20 +369,24 @@ class PrefixIndex:
         newest.ended_at_s = self._at_s
         self._generations.append(_Generation(newest.number + 1, began_at_s=self._at_s))
 
-    def _make_room(self, entries: int) -> None:
-        """Evict until so many entries fit; where logs are too many, twice as fast as they grow."""
-        while self._blocks and (over := self._entries + entries - self._entries_max) > 0:
+    def _make_room(self, entries: int) -> int:
+        """Evict until so many entries fit, in a bounded number of steps; returns how many do.
+
+        Where logs are too many, they are taken from twice as fast as they grow.
+        """
+        for _ in range(EVICT_ROUNDS_MAX):
+            over = self._entries + entries - self._entries_max
+            if over <= 0 or not self._blocks:
+                break
             # Blocks have several holders: that many entries are fewer blocks.
             self._evict(-(-over * len(self._blocks) // self._entries))
-        left = 2 * entries
-        while left > 0 and len(self._generations) > GENERATIONS_MAX:
-            left -= self._evict(left)
+        for _ in range(2):
+            if len(self._generations) > GENERATIONS_MAX:
+                self._evict(entries)
+        return max(0, self._entries_max - self._entries)
 
-    def _evict(self, blocks_max: int) -> int:
-        """Take the oldest generation's last blocks; those go that were not used again since.
-
-        Returns how many were looked at, at least 1.
-        """
+    def _evict(self, blocks_max: int) -> None:
+        """Take the oldest generation's last blocks; those go that were not used again since."""
         if len(self._generations) == 1:
             self._turn()
         oldest = self._generations[0]
@@ -398,7 +406,6 @@ class PrefixIndex:
         if not oldest.log:
             self._generations.popleft()
             self._free_retired()
-        return max(1, len(last))
 
     def _evict_each(self, blocks: Iterable[int], generation: int) -> None:
         for block in blocks:

@@ -182,7 +182,7 @@ class Roster:
             yield self._by_bit[bit]
             workers ^= bit
 
-    def join(self, worker: Worker, *, bit: int = 0) -> Seat:
+    def join(self, worker: Worker, *, bit: int = 0) -> None:
         """Seat a worker, behind all that wait for a turn; one seated already is only refreshed."""
         seat = self._seats.get(worker.id)
         if seat is None or seat.worker is not worker:
@@ -190,7 +190,6 @@ class Roster:
                 self.leave(seat)
             seat = self._seats[worker.id] = Seat(worker, self._next_turn())
         self.refresh(seat, bit=bit)
-        return seat
 
     def leave(self, seat: Seat) -> None:
         """Forget a worker."""

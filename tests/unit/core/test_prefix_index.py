@@ -570,6 +570,21 @@ def test_a_block_removed_and_stored_again_is_evicted_once() -> None:
     assert depths(index, blocks) == {}
 
 
+def test_making_room_ends_even_if_everything_was_used_since() -> None:
+    """Where the oldest logs hold only blocks that were used again, making room takes a bounded
+    number of steps; what finds none is not credited, and the bound holds all the same.
+    """
+    index = an_index(entries_max=4000)
+    hot = chain(("hot", 3990))
+    for _ in range(3):
+        index.store(0, hot)
+        index._turn()
+    for number in range(600):
+        index.store(0, chain((f"x{number}", 20)))
+        assert index.entries_count <= 4000
+    assert depths(index, chain(("x599", 20))) == {0: 20}
+
+
 def test_equal_sets_are_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks with the same holders share their set; past the bound of sets sharing starts anew."""
     monkeypatch.setattr(prefix_index, "HOLDER_SETS_MAX", 4)
@@ -638,6 +653,27 @@ def test_a_look_up_costs_the_logarithm_of_the_depth() -> None:
     assert 8 <= probes(160) <= 16
     assert 11 <= probes(1_600) <= 22
     assert 14 <= probes(8_192) <= 27
+
+
+def test_a_search_doubles_its_steps_and_halves_what_is_left() -> None:
+    """Blocks 0, 1, 3, 7, ... are looked up until one is missing, then the middle of what is
+    left.
+    """
+
+    def probes(held: int, count: int) -> int:
+        index = an_index()
+        blocks = chain(("a", count))
+        index.store(0, blocks[:held])
+        index.match(blocks)
+        return index.probes_count
+
+    assert probes(1, 1) == 1
+    assert probes(1, 2) == 2
+    assert probes(2, 4) == 4
+    assert probes(4, 4) == 3
+    assert probes(8, 8) == 4
+    assert probes(8, 9) == 5
+    assert probes(0, 9) == 1
 
 
 def test_a_look_up_costs_the_same_with_any_number_of_workers() -> None:

@@ -54,7 +54,8 @@ def test_a_worker_that_may_not_serve_gets_nothing(policy: str, field: dict[str, 
     place.router.gone(place.workers["w1"])
     assert where(place) == ""
     place.change("w0", **before)
-    assert where(place) == "w0"
+    job = place.spec(prompt_tokens=80)
+    assert place.place(job) == Placement(place.workers["w0"], 0, 80, 80 / 8000)
 
 
 @pytest.mark.parametrize("policy", [*CACHE_AWARE, "round_robin"])
@@ -83,6 +84,22 @@ def test_a_model_is_servable_while_some_worker_could_serve_it(
         assert found == Placement(None, 0, 77, 0.0, servable=servable)
     unheard = place.spec(model="unheard", prompt_tokens=77)
     assert place.place(unheard) == Placement(None, 0, 77, 0.0, servable=False)
+
+
+@pytest.mark.parametrize("policy", [*CACHE_AWARE, "round_robin"])
+def test_a_worker_may_fall_silent_any_number_of_times(policy: PolicyName) -> None:
+    """Silent workers are counted as they come and go: while one is left, the model is servable."""
+    place = Place(2, policy=policy)
+    for _ in range(2):
+        place.change("w0", phase=Phase.SUSPECT)
+        place.change("w0", phase=Phase.LIVE)
+    place.change("w0", phase=Phase.SUSPECT)
+    place.change("w1", phase=Phase.SUSPECT)
+    assert place.place(place.spec()).servable
+    place.router.gone(place.workers["w0"])
+    assert place.place(place.spec()).servable
+    place.router.gone(place.workers["w1"])
+    assert not place.place(place.spec()).servable
 
 
 @pytest.mark.parametrize("policy", [*CACHE_AWARE, "round_robin"])
@@ -294,6 +311,30 @@ def test_a_long_growth_in_a_small_cache_costs_the_jobs_that_decode_there() -> No
     place.run(place.spec(), "w1")
     assert where(place, SYSTEM, output_tokens_max=1) == "w0"
     assert where(place, SYSTEM, output_tokens_max=4000) == "w1"
+
+
+def test_the_first_token_score_is_predicted_seconds() -> None:
+    """Backlog, three times the own prefill (bias 2), and for each job decoding there a share (γ) of
+    this prefill and, where the KV cache's size is known, of what this job's growth costs each
+    step.
+    """
+    workers = [a_worker("w0", slots=9), a_worker("w1", index=1, slots=9, kv_tokens_max=10_000)]
+    place = Place(workers, policy="first_token", hold_for_affinity=False)
+    for name in ("w0", "w1"):
+        for _ in range(3):
+            place.prefill(place.give(place.spec(prompt_tokens=100), name))
+        place.give(place.spec(prompt_tokens=40), name)
+        place.warm(name, ("x", 1))
+    scores: dict[str, float] = {}
+    job = place.spec(prompt_tokens=800, output_tokens_max=200)
+    for name, other in (("w0", "w1"), ("w1", "w0")):
+        placement = place.place(job, excluded=[other])
+        for one in place.router.explain(job, placement, at_s=place.at_s).candidates:
+            scores[one.worker] = one.score
+            assert one.worker == name
+    growth_s = (1000 / 10_000) * 200 / 50
+    assert scores["w0"] == pytest.approx(0.005 + 3 * 0.1 + 0.05 * 3 * 0.1)
+    assert scores["w1"] == pytest.approx(0.005 + 3 * 0.1 + 0.05 * 3 * (0.1 + growth_s))
 
 
 def test_a_faster_worker_is_preferred() -> None:
@@ -686,8 +727,11 @@ def test_of_many_holders_without_room_the_soonest_is_waited_for(holders: int) ->
     for n in range(holders):
         place.warm(f"w{n}", SYSTEM)
         place.give(place.spec(prompt_tokens=3000 if n != 2 else 400), f"w{n}")
-    placement = place.place(place.spec(SYSTEM))
-    assert placement.held_for == "w2"
+    place.give(place.spec(prompt_tokens=100), "w190")
+    assert place.place(place.spec(SYSTEM)).held_for == "w2"
+    placement = place.place(place.spec(SYSTEM), excluded=["w2"])
+    assert placement.held_for not in {"w2", "w190"}
+    assert placement.held_for
 
 
 # ---- kept answers
@@ -727,6 +771,17 @@ def test_a_lone_worker_s_new_holdings_are_seen() -> None:
     assert place.place(job).hit_tokens == 0
     place.run(place.spec(SYSTEM, ("other", 1)))
     assert place.place(job).hit_tokens > 29 * 64
+
+
+def test_a_dispatch_elsewhere_can_make_a_job_wait() -> None:
+    """A worker that was just given the job's prefix is worth waiting for, though it only got
+    busier.
+    """
+    place = Place(2)
+    job = place.spec(SYSTEM, ("ask", 1))
+    assert place.place(job).worker is place.workers["w0"]
+    place.give(place.spec(SYSTEM, ("other", 1)), "w1")
+    assert place.place(job).held_for == "w1"
 
 
 def test_a_job_can_be_explained_without_having_been_placed() -> None:
