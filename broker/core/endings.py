@@ -71,7 +71,7 @@ class Endings:
         lease = self._lease(finished.key, worker_id, finished.attempt)
         worker = self._mind.fleet.workers.get(worker_id)
         if worker is not None and worker.incarnation == incarnation and lease is not None:
-            worker.ended[finished.key] = finished.attempt
+            worker.note_ended(finished.key, finished.attempt)
         if finished.outcome is Outcome.SETTLED:
             if lease is None:
                 self.job_ended(finished.key)
@@ -87,7 +87,7 @@ class Endings:
         if lease is not None:
             worker = self._mind.fleet.workers[lease.worker]
             self._leases.abort(lease, worker, Reason.DUPLICATE)
-            worker.ended[key] = lease.attempt
+            worker.note_ended(key, lease.attempt)
             self._mind.settles(lease, cost_tokens_real=None)
         elif self._mind.forgets(key):
             self._mind.out.append(Release(key))

@@ -42,15 +42,17 @@ class Gate:
                 if pool.holding:
                     pool.settled = False
 
-    def is_too_large(self, waiting: Waiting) -> bool:
-        """Say whether a job no larger than this one found no room since something last opened."""
-        pool = waiting.queue.pool
-        smaller = pool.no_room
-        return pool.closed or (
+    def is_passed_by(self, waiting: Waiting) -> bool:
+        """Say whether a look is needless: no job as small found room since one opened."""
+        pool, smaller = waiting.queue.pool, waiting.queue.pool.no_room
+        needless = pool.closed or (
             smaller is not None
             and waiting.job.prompt_tokens >= smaller.prompt_tokens
             and waiting.output_tokens_expected >= smaller.output_tokens_max
         )
+        if needless:
+            waiting.held_by = HeldBy.ROOM if pool.workers else HeldBy.NO_WORKERS
+        return needless
 
     def look(self, waiting: Waiting) -> Placement | None:
         """Find where a job may go now, through both steps; else note what holds it."""
@@ -82,6 +84,7 @@ class Gate:
             self.hold(waiting, HeldBy.AFFINITY)
         elif not placement.servable:
             self.hold(waiting, HeldBy.NO_WORKERS)
+            pool.closed = not waiting.job.adapter  # Nobody may have an adapter that others lack.
         else:
             self.hold(waiting, HeldBy.ROOM)
             if not excluding:

@@ -21,9 +21,6 @@ class Ledger:
         self._queues = queues
         self._quotas = quotas
 
-    def __len__(self) -> int:
-        return len(self._leases)
-
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases.values())
 

@@ -67,8 +67,7 @@ class Order:
         return self._mind.queues.waiting.get(waiting.job.key) is waiting and not waiting.resting
 
     def _dispatch_alone(self, waiting: Waiting) -> None:
-        if self._gate.is_too_large(waiting):
-            waiting.held_by = HeldBy.ROOM
+        if self._gate.is_passed_by(waiting):
             return
         placement = self._gate.look(waiting)
         if placement is not None:
@@ -180,8 +179,7 @@ class Order:
                     break  # Prefill takes no less than nothing, and later ones have less credit.
                 if waiting.queue.pool.closed:
                     return best
-                if self._gate.is_too_large(waiting):
-                    waiting.held_by = HeldBy.ROOM
+                if self._gate.is_passed_by(waiting):
                     continue
                 placement = self._gate.look(waiting)
                 if placement is not None:

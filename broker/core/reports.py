@@ -54,7 +54,7 @@ class Reports:
         for finished in beat.finished:
             self._endings.attempt_ended(worker.id, beat.incarnation, finished)
         self._compare(worker, beat)
-        worker.ended_before, worker.ended = worker.ended, {}
+        worker.forget_ended()
         self._mind.changed(worker, opened=opened)
         self._caches(worker, beat)
         self.look_for_drained(worker)
@@ -137,8 +137,7 @@ class Reports:
         mind = self._mind
         if entry.attempt.epoch > mind.epoch:
             return  # A later broker's: this one is no longer the leader, and will hear of it.
-        ended = worker.ended.get(entry.key) or worker.ended_before.get(entry.key)
-        if ended is not None and entry.attempt <= ended:
+        if worker.has_ended(entry.key, entry.attempt):
             return  # It ended while this report was on its way.
         lease = mind.ledger.get(entry.key)
         if lease is None:

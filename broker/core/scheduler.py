@@ -43,6 +43,8 @@ from broker.core.state import Lease
 from broker.core.views import Views
 from broker.wire.messages import Reason
 
+_Rare = ProbeAnswered | LinkChanged | DrainRequested | QueueDepth | DispatchAllowed | PolicyChanged
+
 
 class Scheduler:
     """Admission, order, dispatch and leases of one leader's epoch."""
@@ -110,7 +112,7 @@ class Scheduler:
             case _:
                 self._take_rare(event)
 
-    def _take_rare(self, event: Event) -> None:
+    def _take_rare(self, event: _Rare) -> None:
         mind = self._mind
         match event:
             case ProbeAnswered(_, worker_id, incarnation, missed):
@@ -131,8 +133,6 @@ class Scheduler:
             case PolicyChanged(_, policy):
                 if policy != mind.policy:
                     self._reconfigure(policy)
-            case _:
-                raise AssertionError(event)
 
     def _held(self, job: JobSpec) -> None:
         mind = self._mind

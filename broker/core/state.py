@@ -1,8 +1,7 @@
 """What the mind remembers: jobs, leases and workers. Changed only by the modules of `core`.
 
-Usage of every kind is a sum over the live leases, kept by `Worker.add` and `Worker.remove` alone:
-no other
-code counts anything, so no path can forget to.
+Usage of every kind is a sum over the live leases, kept by `Worker.add` and `Worker.remove` (and for
+all else by `Ledger`) alone: no other code counts anything, so no path can forget to.
 """
 
 from dataclasses import dataclass, field
@@ -10,6 +9,9 @@ from enum import Enum, auto
 
 from broker.core.events import JobSpec
 from broker.wire.messages import Attempt, Failure
+
+ENDED_JOBS_MAX = 4096
+"""Ends remembered for a worker that sends notes but no reports: a second's worth of the fastest."""
 
 
 class Phase(Enum):
@@ -119,6 +121,21 @@ class Worker:
     """The same, since the one before."""
     trust: float = 1.0
     """Moving average of actual ÷ predicted hits; multiplies its credit."""
+
+    def note_ended(self, key: str, attempt: Attempt) -> None:
+        """Remember that an attempt ended, until two more reports came."""
+        if len(self.ended) >= ENDED_JOBS_MAX:
+            self.forget_ended()
+        self.ended[key] = attempt
+
+    def has_ended(self, key: str, attempt: Attempt) -> bool:
+        """Say whether an attempt that a report lists is known to be over."""
+        ended = self.ended.get(key) or self.ended_before.get(key)
+        return ended is not None and attempt <= ended
+
+    def forget_ended(self) -> None:
+        """Keep what ended since the last report, and forget what ended before it."""
+        self.ended_before, self.ended = self.ended, {}
 
     def add(self, lease: Lease) -> None:
         """Take a lease into the sums."""

@@ -251,6 +251,18 @@ def test_an_end_frees_and_releases_once() -> None:
     check_sums(cluster.scheduler)
 
 
+def test_an_end_does_not_refill_the_bucket() -> None:
+    """What was started a minute was started, however soon it ended; so with a failure."""
+    for ends in (True, False):
+        cluster = Cluster(a_policy(QuotaRow(tokens_per_min=60_000)))
+        cluster.join("w1")
+        cluster.hold(a_spec())
+        dispatch = only(Dispatch, cluster.tick(1.0))
+        before = cluster.scheduler.views.rows()[0].bucket_tokens
+        cluster.end(dispatch) if ends else cluster.fail(dispatch)
+        assert cluster.scheduler.views.rows()[0].bucket_tokens == before
+
+
 @pytest.mark.parametrize(
     ("fields", "paid"),
     [

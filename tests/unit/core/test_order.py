@@ -521,6 +521,15 @@ def test_held_jobs_do_not_hide_those_behind_them() -> None:
     assert not of(Dispatch, cluster.step(DispatchAllowed(cluster.at_s)))
 
 
+class AdapterRouter(LeastLoadedRouter):
+    """No worker has any adapter."""
+
+    def place(self, job: JobSpec, **fields: Any) -> Placement:
+        if job.adapter:
+            return Placement(None, 0, 0, 0.0, servable=False)
+        return super().place(job, **fields)
+
+
 # ---- costs of a look ----------------------------------------------------------------------------
 
 
@@ -542,6 +551,47 @@ def test_one_slot_freed_costs_a_window_not_a_queue() -> None:
     before = cluster.router.placed
     assert len(of(Dispatch, cluster.end(dispatch))) == 1
     assert cluster.router.placed - before <= 64 + 2
+
+
+def test_a_full_workers_news_cost_no_look() -> None:
+    """A first token frees prefill room, but where no slot is free nobody can go there."""
+    cluster, dispatch = one_slot()
+    cluster.hold_many(20)
+    before = cluster.router.placed
+    cluster.first_token(dispatch)
+    cluster.beat("w1", engine_incarnation=2)
+    assert cluster.router.placed == before
+
+
+def test_a_pool_without_workers_costs_no_walk() -> None:
+    """One look finds that nobody serves the model; the others are told without one."""
+    cluster = Cluster(started=False)
+    cluster.hold_many(50)
+    cluster.step(DispatchAllowed(cluster.at_s))
+    assert cluster.router.placed == 1
+    (queued,) = cluster.hold(a_spec("x"))
+    assert isinstance(queued, Queued)
+    why = cluster.scheduler.views.why("acme.x")
+    assert why is not None
+    assert why.held_by is HeldBy.NO_WORKERS
+
+
+def test_an_adapter_that_nobody_has_does_not_close_the_model() -> None:
+    """Its own jobs wait; those without it go."""
+    cluster = Cluster(router=AdapterRouter())
+    cluster.join("w1")
+    cluster.hold(a_spec("tuned", adapter="lora"))
+    assert keys(Dispatch, cluster.hold(a_spec("plain"))) == ["acme.plain"]
+
+
+def test_a_dispatch_is_counted_for_ties() -> None:
+    """How many, and when the last: ties go to the worker that waited longest."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.at_s += 5.0
+    cluster.hold_many(3)
+    worker = cluster.scheduler._mind.fleet.workers["w1"]
+    assert (worker.dispatched_count, worker.dispatched_at_s) == (3, 1005.0)
 
 
 def test_owed_credit_stays_bounded_by_name() -> None:

@@ -25,6 +25,7 @@ from broker.core.events import (
     WorkerReported,
 )
 from broker.core.policy import QuotaRow
+from broker.core.state import ENDED_JOBS_MAX, Worker
 from broker.wire.messages import (
     Answer,
     Attempt,
@@ -297,6 +298,18 @@ def test_a_report_that_was_on_its_way_when_a_job_ended_revives_nothing() -> None
     assert cluster.beat("w1", inflight=listed) == []
     decisions = cluster.beat("w1", inflight=listed)
     assert differences(decisions) == [(DifferenceKind.STALE_ATTEMPT, "acme.j1", "w1")]
+
+
+def test_ends_remembered_for_a_worker_are_bounded() -> None:
+    """A worker that sends notes but no reports: the latest ends are known, memory is flat."""
+    worker = Worker("w1", 0)
+    for n in range(5 * ENDED_JOBS_MAX):
+        worker.note_ended(f"acme.j{n}", Attempt(1, n))
+        assert len(worker.ended) + len(worker.ended_before) <= 2 * ENDED_JOBS_MAX
+    last = 5 * ENDED_JOBS_MAX - 1
+    assert worker.has_ended(f"acme.j{last}", Attempt(1, last))
+    assert worker.has_ended(f"acme.j{last - ENDED_JOBS_MAX}", Attempt(1, 0))
+    assert not worker.has_ended("acme.j0", Attempt(1, 0))
 
 
 def test_a_new_attempt_of_an_ended_job_is_not_hidden_by_the_old() -> None:
