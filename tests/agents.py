@@ -325,6 +325,7 @@ async def an_agent(
     bus: MemoryBus | None = None,
     engine: Engine | None = None,
     fault: Fault | None = None,
+    waits_up: bool = True,
     **fields: Any,
 ) -> AsyncGenerator[Stage]:
     """An agent that serves until the block ends, then leaves. `fault` stands around its bus."""
@@ -352,7 +353,8 @@ async def an_agent(
         async with asyncio.TaskGroup() as group:
             stage.work = group.create_task(agent.run())
             beating = group.create_task(pulse.run())
-            await agent.up.wait()
+            if waits_up:
+                await agent.up.wait()
             yield stage
             agent.leave()
             await asyncio.wait([stage.work])

@@ -163,6 +163,7 @@ class Agent:
             ]
             subscriptions = await self._listen()
             self.up.set()
+            self.on_urgent()
             await self._leaving.wait()
             await self._empty()
             for subscription in subscriptions:
@@ -355,7 +356,8 @@ class Agent:
             at_s=self._now_s(),
             models=self._names.served,
             slots=facts.slots,
-            ready=self._watch.readiness.ready,
+            # Not before orders are heard: one that nobody hears makes a worker look dead.
+            ready=self._watch.readiness.ready and self.up.is_set(),
             draining=self._desk.draining,
             drained=self._is_drained(),
             inflight=self.ledger.inflight(),

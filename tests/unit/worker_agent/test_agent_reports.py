@@ -7,6 +7,7 @@ from broker.wire.messages import Answer, Attempt, Heartbeat, Job, Kind, Outcome,
 from broker.wire.prefix import pack_hashes, unpack_hashes
 from tests.agents import ScriptedEngine, Stage, a_config, an_agent, an_answer
 from tests.builders import LANE, a_job, an_attempt
+from tests.crashing import Gate
 from tests.turns import until
 from worker_agent.agent import Agent
 from worker_agent.engine.base import Chunk
@@ -34,16 +35,30 @@ def told(beats: list[Heartbeat]) -> list[int]:
 
 
 async def test_the_first_heartbeat_says_who_and_what() -> None:
-    """Name, life, models, slots, readiness, a full summary, and numbers that rise from 1."""
+    """Name, life, models, slots, a full summary, and numbers that rise from 1."""
     engine = ScriptedEngine(slots=3)
     async with an_agent(engine=engine) as stage:
         await stage.until(lambda: len(stage.beats) >= 3)
         first = stage.beats[0]
         assert (first.worker, first.incarnation) == ("worker-1", stage.agent.incarnation)
-        assert (first.models, first.slots, first.ready) == (("tiny",), 3, True)
+        assert (first.models, first.slots) == (("tiny",), 3)
         assert first.summary is not None
         assert first.summary.full
         assert [beat.sequence for beat in stage.beats[:3]] == [1, 2, 3]
+        assert stage.beats[2].ready
+
+
+async def test_a_worker_is_ready_only_once_it_hears_orders() -> None:
+    """An order sent before would reach nobody, and the worker would be taken for dead."""
+    gate = Gate("kv_get")
+    async with an_agent(fault=gate, heartbeat_s=60.0, waits_up=False) as stage:
+        await gate.reached.wait()
+        beat = await stage.beat()
+        assert not beat.ready
+        gate.open.set()
+        await stage.beat(lambda beat: beat.ready)
+        assert (await stage.dispatch(a_job())).answer is Answer.ACCEPTED
+        await stage.end_of("job-1")
 
 
 async def test_models_are_the_engines_where_none_are_configured() -> None:
