@@ -34,6 +34,9 @@ PASSES = 4
 """How many placements are asked for, for each candidate to choose from: some are held for a
 worker."""
 
+STEP_DISPATCHES_MAX = 256
+"""Jobs of one pool that a step sends at most; the next step, if only a tick, goes on from there."""
+
 SKIPS = 64
 """How far it is walked past jobs that are surely too large: that costs next to nothing."""
 
@@ -75,12 +78,12 @@ class Order:
 
     def _dispatch_pool(self, pool: Pool) -> None:
         pool.holding = False
-        while pool.waiting and not pool.closed:
-            chosen = self._choose(pool)
+        for _ in range(STEP_DISPATCHES_MAX):
+            chosen = self._choose(pool) if pool.waiting and not pool.closed else None
             if chosen is None:
-                break
+                pool.settled = True
+                return
             self._give(*chosen)
-        pool.settled = True
 
     def _choose(self, pool: Pool) -> tuple[Waiting, Placement, Way] | None:
         for band in pool.shares.owed(pool.in_line, pool.work_tokens):

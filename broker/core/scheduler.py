@@ -5,6 +5,7 @@ not depend on how many jobs wait or how many workers there are, but on how many 
 """
 
 import random
+from itertools import islice
 
 from broker.core.admission import Door
 from broker.core.alarms import Alarms
@@ -34,7 +35,7 @@ from broker.core.leases import Leases
 from broker.core.mind import Mind
 from broker.core.order import Order
 from broker.core.placement import Router
-from broker.core.policy import Policy
+from broker.core.policy import BandPolicy, Policy
 from broker.core.queues import AGED_BANDS, Waiting
 from broker.core.quotas import Quotas
 from broker.core.reports import Reports
@@ -44,6 +45,10 @@ from broker.core.views import Views
 from broker.wire.messages import Reason
 
 _Rare = ProbeAnswered | LinkChanged | DrainRequested | QueueDepth | DispatchAllowed | PolicyChanged
+
+
+TICK_JOBS_MAX = 256
+"""Jobs that one tick expires, ages or wakes, of each: a crowd is dealt with over several ticks."""
 
 
 class Scheduler:
@@ -165,10 +170,7 @@ class Scheduler:
         """Set the alarms of a job that did not go at once, and tell its owner."""
         mind, job = self._mind, waiting.job
         band = mind.policy.bands[job.band]
-        expires_at_s = job.deadline_at_s
-        if band.wait_s_max is not None:
-            wait_ends_at_s = waiting.held_at_s + band.wait_s_max
-            expires_at_s = min(wait_ends_at_s, expires_at_s or wait_ends_at_s)
+        expires_at_s = _expires_at_s(waiting, band)
         if expires_at_s is not None:
             self._expiries.set(expires_at_s, waiting)
         if band.aging_s is not None and job.band in AGED_BANDS and not waiting.aged:
@@ -185,19 +187,22 @@ class Scheduler:
         mind = self._mind
         mind.router.sweep(mind.at_s)
         self._leases.time_passed()
-        for waiting in self._agings.due(mind.at_s):
+        for waiting in islice(self._agings.due(mind.at_s), TICK_JOBS_MAX):
             mind.queues.age(waiting)
         if not mind.dispatching:
             return
-        for waiting in self._expiries.due(mind.at_s):
+        for waiting in islice(self._expiries.due(mind.at_s), TICK_JOBS_MAX):
             self._expire(waiting)
-        for waiting in self._rests.due(mind.at_s):
+        for waiting in islice(self._rests.due(mind.at_s), TICK_JOBS_MAX):
             mind.queues.wake(waiting)
             mind.arrivals.append(waiting)
         self._gate.time_passed()
 
     def _expire(self, waiting: Waiting) -> None:
         mind, deadline_at_s = self._mind, waiting.job.deadline_at_s
+        expires_at_s = _expires_at_s(waiting, mind.policy.bands[waiting.job.band])
+        if expires_at_s is None or expires_at_s > mind.at_s:
+            return  # A newer policy gave it more time, and another alarm for that.
         mind.queues.remove(waiting)
         missed = deadline_at_s is not None and deadline_at_s <= mind.at_s
         reason = Reason.DEADLINE_EXPIRED if missed else Reason.WAIT_EXPIRED
@@ -239,3 +244,12 @@ class Scheduler:
         worker = self._mind.fleet.workers.get(worker_id)
         if worker is not None and worker.draining:
             self._reports.look_for_drained(worker)
+
+
+def _expires_at_s(waiting: Waiting, band: BandPolicy) -> float | None:
+    """Tell when a waiting job's time is over: at its deadline, or after its band's longest wait."""
+    ends_at_s = waiting.job.deadline_at_s
+    if band.wait_s_max is None:
+        return ends_at_s
+    wait_ends_at_s = waiting.held_at_s + band.wait_s_max
+    return wait_ends_at_s if ends_at_s is None else min(ends_at_s, wait_ends_at_s)

@@ -4,7 +4,7 @@ import pytest
 
 from broker.core.decisions import Abort, Decision, Dispatch, Probe, Requeue, WorkerGone
 from broker.core.events import DispatchAllowed, LinkChanged, ProbeAnswered, Unanswered
-from broker.core.leases import LeaseClock
+from broker.core.leases import TICK_WORKERS_MAX, LeaseClock
 from broker.core.policy import LeasePolicy
 from broker.core.state import Phase
 from broker.wire.messages import Answer, Reason
@@ -392,6 +392,16 @@ def test_the_fleet_speaking_does_not_start_the_clock_while_the_link_is_down() ->
     for name in ("w1", "w2"):
         cluster.beat(name)
     assert not of(Probe, silence(cluster, 30))
+
+
+def test_a_tick_looks_at_a_bounded_number_of_workers() -> None:
+    """The rest are looked at by the next."""
+    cluster = Cluster(a_policy(leases=LeasePolicy(silent_fleet_ratio=1.0)))
+    cluster.join(*(f"w{n}" for n in range(TICK_WORKERS_MAX + 6)))
+    cluster.tick(2.0)
+    cluster.tick()
+    assert len(of(Probe, cluster.tick(1.0))) == TICK_WORKERS_MAX
+    assert len(of(Probe, cluster.tick())) == 6
 
 
 # ---- stalls -------------------------------------------------------------------------------------

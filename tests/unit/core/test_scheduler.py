@@ -16,8 +16,11 @@ from broker.core.events import (
     PolicyChanged,
     QueueDepth,
     Tick,
+    Unanswered,
 )
+from broker.core.order import STEP_DISPATCHES_MAX
 from broker.core.policy import DEFAULT_BANDS, LanePolicy, LeasePolicy, QuotaRow, RoutingPolicy
+from broker.core.scheduler import TICK_JOBS_MAX
 from broker.wire.messages import Reason
 from tests.unit.core.cluster import LANE, MODEL, Cluster, a_policy, a_spec, keys, of, only
 from tests.unit.core.invariants import check_sums
@@ -306,6 +309,38 @@ def test_new_weights_and_waits_hold_for_those_who_wait() -> None:
     assert (queue.weight, queue.wait_s_max) == (4.0, 100.0)
     assert [entry[0] for entry in queue.fresh] == [1100.0, 1100.0]
     assert len(of(Expire, cluster.tick(100.0))) == 2
+
+
+def test_a_longer_wait_in_a_new_policy_is_given_to_those_who_wait() -> None:
+    """The old policy's alarm rings for nothing."""
+    cluster = Cluster()
+    cluster.hold(a_spec("a", band=1), a_spec("b", band=2))
+    bands = (
+        DEFAULT_BANDS[0],
+        structs.replace(DEFAULT_BANDS[1], wait_s_max=100.0),
+        structs.replace(DEFAULT_BANDS[2], wait_s_max=None),
+        DEFAULT_BANDS[3],
+    )
+    cluster.step(PolicyChanged(cluster.at_s, structs.replace(a_policy(), bands=bands)))
+    assert not of(Expire, cluster.tick(99.9))
+    assert keys(Expire, cluster.tick(0.1)) == ["acme.a"]
+    assert not of(Expire, cluster.tick(1e6))
+
+
+def test_a_crowd_is_dealt_with_over_several_ticks() -> None:
+    """So that no step holds up the loop: expiries, retries and dispatches, each by its bound."""
+    cluster = Cluster()
+    cluster.hold_many(TICK_JOBS_MAX + 10, band=0)
+    assert len(of(Expire, cluster.tick(20.0))) == TICK_JOBS_MAX
+    assert len(of(Expire, cluster.tick())) == 10
+    assert not of(Expire, cluster.tick())
+    cluster.hold_many(STEP_DISPATCHES_MAX + 10, prefix="x", band=2)
+    assert len(of(Dispatch, cluster.join("w1", slots=1000))) == STEP_DISPATCHES_MAX
+    assert len(of(Dispatch, cluster.tick())) == 10
+    for dispatch in of(Dispatch, cluster.decisions)[: TICK_JOBS_MAX + 10]:
+        cluster.answer(dispatch, Unanswered.UNSENT)
+    assert len(of(Dispatch, cluster.tick(0.5))) == TICK_JOBS_MAX
+    assert len(of(Dispatch, cluster.tick())) == 10
 
 
 def test_the_router_and_the_leases_follow_the_policy() -> None:
