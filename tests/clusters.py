@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from broker.bus.base import BusError, NotFound
 from broker.bus.memory import MemoryBus
 from broker.service.config import Config
@@ -128,13 +130,7 @@ class Cluster:
         """Start a broker that stands for election."""
         link = self.bus.connection()
         config = config or self.config
-        ours: dict[str, Any] = {field: getattr(config.broker, field) for field in _FIELDS}
-        config = Config(
-            nats=config.nats,
-            broker=type(config.broker)(**{**ours, "name": name}),
-            streams=config.streams,
-            policy=config.policy,
-        )
+        config = replace(config, broker=replace(config.broker, name=name))
         metrics = Metrics(lanes=[LANE], models=[MODEL])
         log = DecisionLog(self._folder, file_bytes_max=0, files_max=1)
         broker = Broker(faulty(link, fault) if fault else link, config, metrics=metrics, log=log)
@@ -221,9 +217,6 @@ class Cluster:
         await self.bus.close()
 
 
-_FIELDS = tuple(type(a_config().broker).__struct_fields__)
-
-
 @asynccontextmanager
 async def a_cluster(
     folder: Path,
@@ -236,7 +229,8 @@ async def a_cluster(
 ) -> AsyncGenerator[Cluster]:
     """A cluster whose first broker leads; `engine` is that of its first worker."""
     wanted = {"leases": QUICK_LEASES, **(policy or {})}
-    config = a_config(policy=wanted, **{"leader_ttl_s": LEADER_TTL_S, **broker})
+    ours: dict[str, Any] = {"leader_ttl_s": LEADER_TTL_S, **broker}
+    config = a_config(policy=wanted, **ours)
     cluster = Cluster(folder, config)
     try:
         for number in range(brokers):

@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 
-from broker.bus.base import BucketSpec
+from broker.bus.base import BucketSpec, BusError, LinkDown, Timeout
 from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
 from broker.service.election import STEP_DOWN_SHARE, Election, Term, leader_now
 from broker.wire.subjects import LEADER_BUCKET, LEADER_KEY
+from tests.crashing import Failing, faulty
 from tests.turns import until
 
 TTL_S = 5.0
@@ -121,3 +122,72 @@ async def test_a_lost_answer_to_a_renewal_is_not_a_lost_leadership() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(again), 0.05)
     again.cancel()
+
+
+async def test_a_key_that_cannot_be_read_tells_of_no_leader() -> None:
+    """Garbage in the bucket is nobody's leadership, and runs out as any key."""
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    await bus.kv_create(LEADER_BUCKET, LEADER_KEY, b"\xc1", ttl_s=TTL_S)
+    assert await leader_now(bus) is None
+
+
+async def test_an_election_that_the_server_does_not_answer_is_held_again() -> None:
+    """The bus is away at the first try."""
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    failing = Failing("kv_create", Timeout("slow"))
+    election = Election(faulty(bus, failing), broker="b1", ttl_s=TTL_S, now=clock.now_s)
+    term = await asyncio.wait_for(election.win(), 5)
+    assert (failing.raised, term.epoch > 0) == (1, True)
+
+
+@pytest.mark.parametrize("error", [Timeout("slow"), BusError("the server's own trouble")])
+async def test_a_renewal_that_fails_once_is_tried_again(error: BusError) -> None:
+    """Two tries may fail before the key is lost."""
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    failing = Failing("kv_update", error)
+    election = Election(faulty(bus, failing), broker="b1", ttl_s=0.3, now=clock.now_s)
+    term = await election.win()
+    keeping = asyncio.create_task(election.keep(term))
+    await asyncio.wait_for(until(lambda: renewed(bus, term)), 5)
+    assert failing.raised == 1
+    keeping.cancel()
+
+
+async def test_a_key_that_is_gone_is_a_lost_leadership() -> None:
+    """Deleted by hand, say: the leader steps down, and all stand again."""
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    election = an_election(bus, clock)
+    term = await election.win()
+    await bus.kv_delete(LEADER_BUCKET, LEADER_KEY)
+    await asyncio.wait_for(election.keep(term), 10)
+
+
+async def test_a_leader_that_cannot_look_keeps_its_key_until_its_time_is_over() -> None:
+    """Lost or not is unknown: 0.8 T decides, not a failed look."""
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    failing = Failing("kv_get", Timeout("slow"), times=999)
+    election = Election(faulty(bus, failing), broker="b1", ttl_s=0.3, now=clock.now_s)
+    term = await election.win()
+    await bus.kv_put(LEADER_BUCKET, LEADER_KEY, b"\xc1")
+    keeping = asyncio.create_task(election.keep(term))
+    await asyncio.wait_for(until(lambda: failing.raised > 1), 5)
+    assert not keeping.done()
+    clock.advance(0.3)
+    await asyncio.wait_for(keeping, 5)
+
+
+async def test_a_resignation_that_cannot_be_sent_leaves_the_key_to_run_out() -> None:
+    """The link is down: nothing else can be done."""
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    election = an_election(bus, clock)
+    await election.win()
+    link = faulty(bus, Failing("kv_delete", LinkDown("cut")))
+    election._bus = link
+    await election.resign()
+    assert await leader_now(bus) is not None

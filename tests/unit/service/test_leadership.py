@@ -9,10 +9,12 @@ import pytest
 
 from broker.bus.base import LinkDown, NoStream, NotFound, Timeout
 from broker.core.policy import QuotaRow
+from broker.service import leadership
 from broker.service.election import leader_now
 from broker.wire import subjects
 from broker.wire.codec import decode, encode
 from broker.wire.messages import DeadLetter, Failure, JobAttempts, Kind, Reason
+from broker.wire.subjects import JobAddress
 from producers.errors import BodyTooLarge, UnknownModel
 from producers.ticket import Ticket
 from tests.agents import ScriptedEngine, an_answer
@@ -373,6 +375,59 @@ async def test_clients_hear_of_their_queues(tmp_path: Path) -> None:
     async with a_cluster(tmp_path, workers=0) as cluster, cluster.client() as client:
         await client.submit(a_chat(), band=2)
         await until(lambda: client.queue_wait_s(2, MODEL) is not None)
+
+
+async def test_an_ending_given_up_by_a_fault_of_ours_lets_its_job_come_again(
+    tmp_path: Path,
+) -> None:
+    """Not renewed any more, it is delivered anew; the leader lives on."""
+    broken = Failing("append", RuntimeError("a fault of ours"), prefix="results.")
+    async with a_cluster(tmp_path, brokers=0, workers=0) as cluster, cluster.client() as client:
+        member = await cluster.start_broker("b1", fault=broken)
+        await member.ready()
+        await client.submit(a_chat(), band=2, job_id="j", deadline_s=0.1)
+        await until(lambda: broken.raised == 1)
+        await until(lambda: not len(member.leader.shelf))
+        assert await cluster.queued() == 1
+        report = asyncio.create_task(member.leader.reconciler.reconcile())
+        async with asyncio.timeout(15):
+            assert [found.kind for found in (await report).differences] == ["delivered_unheld"]
+        await cluster.until_empty()
+        record = await cluster.record("j")
+        assert record is not None
+        assert record.kind is Kind.EXPIRED
+
+
+async def test_a_hand_over_that_the_server_does_not_answer_is_left_to_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LEAVE_S_MAX: the key and the pulls run out by themselves."""
+    monkeypatch.setattr(leadership, "LEAVE_S_MAX", 0.05)
+    hanging = Gate("kv_delete")
+    async with a_cluster(tmp_path, brokers=0, workers=0) as cluster:
+        member = await cluster.start_broker("b1", fault=hanging)
+        await member.ready()
+        async with asyncio.timeout(5):
+            await member.stop()
+        assert hanging.reached.is_set()
+        assert await leader_now(cluster.bus) is not None
+
+
+async def test_another_message_of_a_cancelled_id_does_not_take_the_held_one_along(
+    tmp_path: Path,
+) -> None:
+    """Cancelled by the sequence of a duplicate: the held job stays, with its own message."""
+    async with a_cluster(tmp_path, workers=0) as cluster, cluster.client() as client:
+        leader = cluster.members[0].leader
+        await client.submit(a_chat(), band=2, job_id="j")
+        await until(lambda: len(leader.shelf) == 1)
+        address = JobAddress(LANE, 3, MODEL)
+        leader.endings.end_unpulled("j", address, "client-1", sequence=99)
+        async with asyncio.timeout(5):
+            while await cluster.record("j") is None:
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0)
+        assert len(leader.shelf) == 1
 
 
 def a_failure() -> Failure:

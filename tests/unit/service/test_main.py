@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -33,7 +34,7 @@ def a_broker(folder: Path, bus: Bus, config: Config | None = None) -> Broker:
     return Broker(bus, config or a_config(), metrics=Metrics(lanes=[], models=[]), log=log)
 
 
-def quick(folder: Path, **fields: object) -> Config:
+def quick(folder: Path, **fields: Any) -> Config:
     """A configuration of an impatient broker."""
     return a_config(
         policy={"leases": QUICK_LEASES}, state_dir=str(folder), leader_ttl_s=30.0, **fields
