@@ -5,7 +5,7 @@ from typing import Any
 
 from broker.core.events import JobSpec
 from broker.core.placement import Placement, Router
-from broker.core.policy import RoutingPolicy
+from broker.core.policy import PolicyName, RoutingPolicy
 from broker.core.routing import make_router
 from broker.core.state import Lease, Worker
 from broker.wire.messages import Attempt, CacheSummary
@@ -13,6 +13,11 @@ from broker.wire.prefix import pack_hashes
 
 MODEL = "tiny"
 BLOCK_TOKENS = 64
+
+SYSTEM = ("system", 30)
+"""1,920 tokens: 0.24 s of prefill."""
+
+CACHE_AWARE: list[PolicyName] = ["first_token", "weighted"]
 
 
 def chain(*runs: tuple[str, int]) -> list[int]:
@@ -145,3 +150,9 @@ class Place:
         for name, value in fields.items():
             setattr(self.workers[worker], name, value)
         self.router.changed(self.workers[worker])
+
+
+def where(place: Place, *runs: tuple[str, int], **fields: object) -> str:
+    """Say where a new job with this chain would go; nowhere is empty."""
+    worker = place.place(place.spec(*runs, **fields)).worker
+    return worker.id if worker is not None else ""
