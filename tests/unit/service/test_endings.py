@@ -1,17 +1,20 @@
 """Which record the broker writes for which decision, and what becomes of the job's place."""
 
+import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
 from broker.core import decisions as do
-from broker.core.events import JobEnded
+from broker.core.events import CancelRequested, JobEnded
 from broker.service.closer import Ending, Farewell
 from broker.service.held import Stage
 from broker.wire.messages import Attempt, Failure, Kind, Reason
 from broker.wire.subjects import JobAddress
 from tests.builders import LANE, MODEL, a_job
-from tests.leaders import Desk, a_delivery, a_desk
+from tests.leaders import ADDRESS, Desk, a_delivery, a_desk
+from tests.turns import until
 
 KEY = f"{LANE}.job-1"
 LOST = Failure(Attempt(1, 1), "w1", Reason.STALLED, 5.0)
@@ -139,3 +142,21 @@ async def test_an_unpulled_job_is_cancelled_by_its_sequence() -> None:
         assert isinstance(ending, Ending)
         assert (ending.stream, ending.sequence, ending.ack_subject) == (f"BATCH_{LANE}", 8, "")
         assert ending.record.kind is Kind.CANCELLED
+
+
+async def test_a_redelivery_that_came_before_the_ack_does_not_bring_the_job_back() -> None:
+    """It waits in the loop while its message is removed: it is known as what it is, then gone."""
+    async with a_desk("closer") as desk:
+        delivery = await desk.deliver(a_job())
+        desk.take(delivery)
+        desk.leader.loop.tell(CancelRequested(0.0, KEY))
+        desk.turn()
+        take = partial(desk.leader.intake.take, delivery, ADDRESS, desk.window)
+        desk.leader.loop.call(take)
+        while await desk.queued():
+            await asyncio.sleep(0)
+        await until(lambda: desk.leader.loop.backlog > 1)
+        desk.turn()
+        assert KEY not in desk.shelf
+        assert not desk.leader.scheduler.is_known(KEY)
+        assert desk.window.released == 2
