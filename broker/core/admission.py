@@ -4,7 +4,8 @@ What is refused is told at once, with the row, what is used of it, its limit, an
 Batch is never `queue_full` here: its stream is its bound.
 """
 
-from broker.core.decisions import Expire, Reject
+from broker.core.blame import is_ended
+from broker.core.decisions import DeadLetter, Expire, Reject
 from broker.core.estimates import Estimates
 from broker.core.events import JobSpec
 from broker.core.mind import Mind
@@ -37,17 +38,29 @@ class Door:
         """Take the lanes of a new policy."""
         self._lanes = {lane.name: lane for lane in self._mind.policy.lanes}
 
-    def knock(self, job: JobSpec) -> Reject | Expire | None:
+    def knock(self, job: JobSpec) -> Reject | Expire | DeadLetter | None:
         """Say why a new job may not wait here; None lets it in."""
+        spent = self._spent(job)
+        if spent is not None:
+            return spent
         if job.deadline_at_s is not None and job.deadline_at_s <= self._mind.at_s:
             return Expire(job.key, Reason.DEADLINE_EXPIRED)
         return self._stranger(job) or self._too_much(job)
 
-    def recheck(self, waiting: Waiting) -> Reject | None:
+    def recheck(self, waiting: Waiting) -> Reject | DeadLetter | None:
         """Say why a job that waits can't stay: nobody asked before, or limits changed."""
-        return self._stranger(waiting.job) or self._never(
-            waiting.job, waiting.queue, waiting.work_tokens
+        job = waiting.job
+        return (
+            self._spent(job)
+            or self._stranger(job)
+            or self._never(job, waiting.queue, waiting.work_tokens)
         )
+
+    def _spent(self, job: JobSpec) -> DeadLetter | None:
+        """Say whether a job's earlier failures were its last: its dead letter was not written."""
+        if job.failures and is_ended(job.failures, self._mind.policy.leases):
+            return DeadLetter(job.key, job.failures)
+        return None
 
     def _stranger(self, job: JobSpec) -> Reject | None:
         lane = self._lanes.get(job.lane)

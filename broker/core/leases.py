@@ -21,8 +21,8 @@ from broker.core.state import Lease, Phase, Worker
 from broker.wire.messages import Reason
 
 TICK_WORKERS_MAX = 512
-"""Workers whose silence one tick looks at: 4,000 that are looked at every two seconds, in 20 ticks a
-second, are 100 a tick."""
+"""Workers whose silence one tick looks at: 4,000 that are looked at every two seconds, in 20 ticks
+a second, are 100 a tick."""
 
 TICK_JOBS_MAX = 256
 """Jobs whose progress one tick looks at."""

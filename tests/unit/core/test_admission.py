@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from broker.core.decisions import Decision, Dispatch, Expire, Queued, Reject
+from broker.core.decisions import DeadLetter, Decision, Dispatch, Expire, Queued, Reject
 from broker.core.events import DispatchAllowed, PolicyChanged
 from broker.core.policy import LanePolicy, QuotaRow
-from broker.wire.messages import Reason
+from broker.wire.messages import Failure, Reason
+from tests.builders import an_attempt
 from tests.unit.core.cluster import LANE, MODEL, Cluster, a_policy, a_spec, keys, of, only
 from tests.unit.core.invariants import check_sums
 
@@ -194,6 +195,23 @@ def test_the_door_is_asked_when_start_up_ends() -> None:
     ]
     assert keys(Queued, decisions) == ["acme.j1", "acme.j2"]
     check_sums(cluster.scheduler)
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_job_that_failed_too_often_before_is_dead_lettered(*, started: bool) -> None:
+    """The broker that noted its last failure died before it wrote the dead letter."""
+    failures = tuple(
+        Failure(an_attempt(n), "w1", Reason.ENGINE_FAILED, 900.0 + n) for n in range(3)
+    )
+    cluster = Cluster(started=started)
+    cluster.join("w1")
+    decisions = cluster.hold(a_spec(failures=failures))
+    if not started:
+        assert decisions == []
+        decisions = cluster.step(DispatchAllowed(cluster.at_s))
+    assert decisions == [DeadLetter("acme.j1", failures)]
+    assert not cluster.scheduler.is_known("acme.j1")
+    assert of(Dispatch, cluster.hold(a_spec("j2", failures=failures[:2])))
 
 
 def test_new_limits_are_asked_of_those_who_wait() -> None:

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from broker.core.bands import CREDIT_TOKENS_MAX, Way
-from broker.core.decisions import Dispatch, HeldBy, Queued
+from broker.core.decisions import Abort, Dispatch, HeldBy, Queued, Requeue
 from broker.core.events import DispatchAllowed, JobSpec, PolicyChanged
 from broker.core.gate import HOLD_LOOK_S
 from broker.core.order import PASSES
@@ -367,6 +367,44 @@ def test_the_window_is_shared_by_the_lanes_of_the_fair_set() -> None:
     before = cluster.router.placed
     cluster.end(dispatch)
     assert cluster.router.placed - before <= 64 + 3
+
+
+def test_case_16_nothing_that_runs_is_ever_taken_back_for_another() -> None:
+    """Two lanes over each other's work for long: no abort, no requeue, so no cycles."""
+    cluster = Cluster(a_policy(QuotaRow(lane=LANE, inflight_jobs_max=1)))
+    cluster.join("w1", slots=2)
+    cluster.hold_many(100, prefix="a", band=2)
+    cluster.hold_many(100, prefix="b", band=1, lane="beta")
+    running = of(Dispatch, cluster.decisions)
+    while running:
+        running += of(Dispatch, cluster.end(running.pop(0)))
+    assert not of(Abort, cluster.decisions)
+    assert not of(Requeue, cluster.decisions)
+    assert len(of(Dispatch, cluster.decisions)) == 200
+
+
+def test_case_17_a_queue_that_was_idle_for_long_still_serves() -> None:
+    """Nothing sweeps queues: one that sleeps costs nothing, and a job in it is never lost."""
+    cluster = Cluster()
+    cluster.join("w1")
+    for _ in range(3):
+        cluster.end(only(Dispatch, cluster.hold(a_spec(band=3))))
+        cluster.wait(100.0)
+
+
+def test_case_19_a_batch_backlog_costs_people_its_share_and_no_more() -> None:
+    """Before 3,000 batch lines each chat goes next, but for the twentieth part that is batch's."""
+    cluster, dispatch = one_slot()
+    cluster.hold_many(3000, band=3, prefix="line")
+    batch = 0
+    for n in range(400):
+        cluster.hold(a_spec(f"chat{n}", band=1, enqueued_at_s=cluster.at_s))
+        dispatch = only(Dispatch, cluster.end(dispatch))
+        if dispatch.key.startswith("acme.line"):
+            batch += 1
+            dispatch = only(Dispatch, cluster.end(dispatch))
+        assert dispatch.key == f"acme.chat{n}"
+    assert batch == pytest.approx(0.05 * 400, abs=2)
 
 
 # ---- what blocks nobody else --------------------------------------------------------------------

@@ -17,6 +17,8 @@ from broker.core.decisions import (
     Cancel,
     DeadLetter,
     Decision,
+    Difference,
+    DifferenceKind,
     Dispatch,
     DrainOrder,
     Expire,
@@ -111,7 +113,7 @@ class World:
         self.events: deque[Event] = deque()
         """On their way to the broker."""
         self.ghosts: set[str] = set()
-        """Ended, but still run somewhere when a new broker came: it can't know yet."""
+        """Ended, but still run by a worker that this broker had not heard of: it can't know yet."""
         self.incarnations = 0
         self.started = False
         self.ran: dict[str, int] = {}
@@ -156,6 +158,8 @@ class World:
                 if failure is not None:
                     before = self.attempts_failed.get(key, ())
                     self.attempts_failed[key] = (*before, failure)
+            case Difference(kind=DifferenceKind.RUNS_UNLEASED, key=key) if key in self.ends:
+                self.ghosts.add(key)
             case Queued(key=key, position=position, wait_s=wait_s):
                 assert 0 <= position < len(self.jobs)
                 assert 0 <= wait_s <= 86_400.0
