@@ -1,13 +1,13 @@
 """A whole cluster of real processes on this machine: nats-server, broker, workers.
 
 `inferlane demo` and `up` run on it, and so do the acceptance tests: what they kill and restart is
-what users
-run. Everything listens on loopback and on free ports, lives in one folder, and is ended by its
-process id.
+what users run. Everything listens on loopback and on free ports, lives in one folder that no other
+cluster may share, and is ended by its process id, also when whoever started it is killed.
 """
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import sys
@@ -15,11 +15,12 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import msgspec
 
 from ops.nats.server import NatsServer, ServerOptions
+from ops.warden import ENDING_S_MAX, POLL_S, Warden
 
 READY_S_MAX = 60.0
 """Longest wait for a process to say it is up: loading Python packages takes 1 s, on a busy machine
@@ -30,9 +31,15 @@ STOP_S_MAX = 10.0
 
 LOG_TAIL_BYTES = 2000
 
+LOCK_FILE = "cluster.lock"
+"""In a cluster's folder: held by who runs there, with its process id."""
+
+_SERVER_RANK, _MEMBER_RANK = 0, 1
+"""The server is ended last, after its clients."""
+
 
 class ClusterError(Exception):
-    """A process did not come up, or ended on its own; the text has the end of its log."""
+    """A cluster can't run here, or a process of it did not come up; the text says what to do."""
 
 
 @dataclass(slots=True)
@@ -47,6 +54,10 @@ class Member:
     said: dict[str, object] = field(default_factory=dict[str, object])
     """Its readiness line."""
     starts: int = 0
+    warden: Warden | None = None
+    """Ends the process if we can't any more."""
+    _log_start: int = 0
+    """Where in the log its last start begins."""
 
     @property
     def log(self) -> Path:
@@ -69,6 +80,7 @@ class Member:
         assert not self.running, "already running"
         self.starts += 1
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self.process = await asyncio.create_subprocess_exec(
                 *self.command,
                 stdin=DEVNULL,
@@ -77,6 +89,8 @@ class Member:
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
                 start_new_session=True,
             )
+        if self.warden is not None:
+            self.warden.watch(self.process.pid, rank=_MEMBER_RANK)
         try:
             async with asyncio.timeout(ready_s_max):
                 self.said = await self._readiness()
@@ -110,7 +124,7 @@ class Member:
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self.process.wait()
+                return await self.ended()
         except TimeoutError:
             return await self.kill()
 
@@ -119,11 +133,20 @@ class Member:
         if self.process is None:
             return 0
         self.signal(signal.SIGKILL)
-        return await self.process.wait()
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait for its end, and return its exit code. Only after a start."""
+        assert self.process is not None, "not started"
+        code = await self.process.wait()
+        if self.warden is not None:
+            self.warden.forget(self.process.pid)
+        return code
 
     def _tail(self) -> str:
         with contextlib.suppress(OSError):
-            return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+            said = self.log.read_bytes()[self._log_start :]
+            return said[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
         return ""
 
 
@@ -136,6 +159,13 @@ class LocalCluster:
         options = ServerOptions(sync_interval=sync_interval)
         self.server = NatsServer(folder / "nats", options=options, port=port)
         self.members: dict[str, Member] = {}
+        self._warden: Warden | None = None
+        self._lock: IO[str] | None = None
+
+    @property
+    def mark(self) -> dict[str, str]:
+        """Environment of a process that is to end with this cluster, however that ends."""
+        return {} if self._warden is None else self._warden.mark
 
     @property
     def url(self) -> str:
@@ -143,8 +173,20 @@ class LocalCluster:
         return self.server.url
 
     async def __aenter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(self.server.start)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = await _locked(self.folder)
+        except OSError as error:
+            message = f"{self.folder} can't be written ({error.strerror}); name another --folder"
+            raise ClusterError(message) from error
+        self._warden = Warden(keep_open=[self._lock.fileno()])
+        self.server.environment = self._warden.mark
+        try:
+            await asyncio.to_thread(self.server.start)
+        except BaseException:
+            await self.close()
+            raise
+        self._warden.watch(self.server.pid, rank=_SERVER_RANK)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -172,9 +214,63 @@ class LocalCluster:
         for member in list(self.members.values()):
             await member.stop()
         await asyncio.to_thread(self.server.stop)
+        if self._warden is not None and self._lock is not None:
+            await asyncio.to_thread(self._warden.close)
+            self._lock.close()
+
+    def kill(self) -> None:
+        """End all processes hard and at once; `close` is still to be called."""
+        for member in self.members.values():
+            member.signal(signal.SIGKILL)
 
     def add(self, name: str, command: tuple[str, ...]) -> Member:
         """Add any other process that says it is ready; it is not started yet."""
         assert name not in self.members, f"{name} is there already"
-        self.members[name] = member = Member(name, command, self.folder)
+        member = Member(name, command, self.folder, self.mark, warden=self._warden)
+        self.members[name] = member
         return member
+
+
+async def _locked(folder: Path) -> IO[str]:
+    """Lock a folder for this process's cluster. Raises ClusterError when another runs there.
+
+    One whose starter was killed is waited for: it is being ended.
+    """
+    lock = (folder / LOCK_FILE).open("a+", encoding="utf-8")
+    loop = asyncio.get_running_loop()
+    gives_up_at_s = loop.time() + 2 * ENDING_S_MAX
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            holder = _holder(lock)
+            if _runs(holder) or loop.time() > gives_up_at_s:
+                lock.close()
+                message = (
+                    f"another cluster runs in {folder} (started by process {holder}): "
+                    "end it first, or name another --folder"
+                )
+                raise ClusterError(message) from error
+        await asyncio.sleep(POLL_S)
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _holder(lock: IO[str]) -> int:
+    """Read whose lock it is; 0 when it doesn't say yet."""
+    lock.seek(0)
+    said = lock.read().strip()
+    return int(said) if said.isdecimal() else 0
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

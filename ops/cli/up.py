@@ -2,17 +2,19 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from ops.cli.demo import EngineChoice, PolicyChoice, leaves
 
 if TYPE_CHECKING:  # `--help` must answer before the rest is imported.
+    from ops.cluster import LocalCluster, Member
     from ops.demo.setting import Setting
 
 app = cyclopts.App(
@@ -23,14 +25,17 @@ NATS_PORT = 4222
 """NATS's own; commands find it without being told."""
 
 HTTP_PORT = 9470
+A_PORT = validators.Number(gte=0, lte=65535)
 CONTEXT_TOKENS_OF_A_REAL_MODEL = 8192
+RESTART_PAUSE_S = 1.0
+"""Before a process that ended is started again."""
 
 _WAYS_IN = """\
 The cluster is up: {workers} workers, model {model}. Everything is in {folder}.
 
-  ask                 inferlane submit "Hello"{url} --lane online --stream
-  run a batch         inferlane batch run IN.jsonl{url} --lane offline --output OUT.jsonl
-  look                inferlane workers{url}        inferlane lanes{url}
+  ask                 {inferlane} submit "Hello"{url} --lane online --stream
+  run a batch         {inferlane} batch run IN.jsonl{url} --lane offline --output OUT.jsonl
+  look                {inferlane} workers{url}        {inferlane} lanes{url}
   in a browser        {page}
   from Python         async with Client.connect("{nats}", lane="online") as client:
                           ticket = await client.submit({{"messages": [...], "model": "{model}"}})
@@ -49,30 +54,48 @@ def up(
     engine: Annotated[EngineChoice, Parameter(help="`fake` models a GPU and computes nothing.")] = (
         "llama"
     ),
-    workers: Annotated[int, Parameter(help="How many workers, each with its own engine.")] = 0,
-    slots: Annotated[int, Parameter(help="Jobs at once in each worker.")] = 6,
+    workers: Annotated[
+        int,
+        Parameter(
+            help="How many workers, each with its own engine.",
+            validator=validators.Number(gte=0, lte=64),
+        ),
+    ] = 0,
+    slots: Annotated[
+        int,
+        Parameter(help="Jobs at once in each worker.", validator=validators.Number(gte=1, lte=256)),
+    ] = 6,
     policy: Annotated[PolicyChoice, Parameter(help="How a worker is chosen.")] = "first_token",
     folder: Annotated[Path, Parameter(help="Where streams, results and logs are kept.")] = Path(
         "inferlane-up"
     ),
-    port: Annotated[int, Parameter(help="Port of NATS; 0 for any free one.")] = NATS_PORT,
-    http_port: Annotated[int, Parameter(help="Port of the status page; 0 for any.")] = HTTP_PORT,
+    port: Annotated[
+        int, Parameter(help="Port of NATS; 0 for any free one.", validator=A_PORT)
+    ] = NATS_PORT,
+    http_port: Annotated[
+        int, Parameter(help="Port of the status page; 0 for any.", validator=A_PORT)
+    ] = HTTP_PORT,
 ) -> int:
     """Run NATS, a broker and workers until Ctrl-C, and say how to use them.
 
     With --gguf the default is one worker; without, four on a tiny model.
     """
     from broker.bus.base import BusError
+    from ops.cli.up_check import check_folder, check_model_file, check_model_name, check_port
     from ops.cluster import ClusterError
     from ops.demo import setting
     from ops.demo.run import DemoError
     from ops.nats.server import ServerUnavailable
 
-    if gguf is not None and not gguf.is_file():
-        sys.stderr.write(f"there is no model file {gguf}; name a GGUF file\n")
-        return 2
     real = gguf is not None
     count = workers or (1 if real else 4)
+    model = gguf.stem if gguf is not None else setting.MODEL
+    if gguf is not None:
+        check_model_file(gguf)
+        check_model_name(model)
+    check_folder(folder)
+    check_port(port, option="--port", what="NATS")
+    check_port(http_port, option="--http-port", what="the status page")
     wanted = setting.Setting(
         folder=folder.resolve(),
         url="",
@@ -83,7 +106,7 @@ def up(
         context_tokens=CONTEXT_TOKENS_OF_A_REAL_MODEL if real else setting.CONTEXT_TOKENS,
         threads=max(1, (os.cpu_count() or 1) // count) if real else 1,
         http_port=http_port,
-        model=gguf.stem if gguf is not None else setting.MODEL,
+        model=model,
     )
     failed = False
     try:
@@ -96,30 +119,66 @@ def up(
 
 
 async def _keep_up(wanted: "Setting", *, workers: int, port: int) -> None:
-    from broker.bus.nats import connect
     from ops.cluster import LocalCluster
-    from ops.demo.run import start_members, until_ready
 
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    cluster = LocalCluster(wanted.folder, port=port)
+
+    def on_signal() -> None:
+        if stop.is_set():
+            cluster.kill()
+            return
+        stop.set()
+        sys.stderr.write("Stopping: what runs is handed back; again to stop at once ...\n")
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     sys.stderr.write("Starting NATS, a broker and the workers ...\n")
-    async with LocalCluster(wanted.folder, port=port) as cluster:
-        members = await start_members(cluster, wanted, workers=workers)
-        bus = await connect(cluster.url, name="inferlane-up")
+    async with cluster, asyncio.TaskGroup() as group:
+        serving = group.create_task(_serve(cluster, wanted, workers=workers))
+        stopping = group.create_task(stop.wait())
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        for task in (serving, stopping):
+            task.cancel()
+
+
+async def _serve(cluster: "LocalCluster", wanted: "Setting", *, workers: int) -> None:
+    """Start everything, say how to use it, and start again what ends."""
+    from broker.bus.nats import connect
+    from ops.demo.run import start_members, until_ready
+
+    members = await start_members(cluster, wanted, workers=workers)
+    bus = await connect(cluster.url, name="inferlane-up")
+    try:
         await until_ready(bus, workers=workers)
+    finally:
         await bus.close()
-        is_default = cluster.server.port == NATS_PORT
-        sys.stdout.write(
-            _WAYS_IN.format(
-                workers=workers,
-                model=wanted.model,
-                folder=wanted.folder,
-                nats=cluster.url,
-                url="" if is_default else f" --url {cluster.url}",
-                page=members[0].said.get("http", ""),
-            )
+    is_default = cluster.server.port == NATS_PORT
+    sys.stdout.write(
+        _WAYS_IN.format(
+            workers=workers,
+            model=wanted.model,
+            folder=wanted.folder,
+            nats=cluster.url,
+            url="" if is_default else f" --url {cluster.url}",
+            page=members[0].said.get("http", ""),
+            inferlane=_command(),
         )
-        sys.stdout.flush()
-        await stop.wait()
-        sys.stderr.write("Stopping: running jobs are handed back, and run at the next start ...\n")
+    )
+    sys.stdout.flush()
+    async with asyncio.TaskGroup() as group:
+        for member in members:
+            group.create_task(_keep_alive(member))
+
+
+async def _keep_alive(member: "Member") -> None:
+    while True:
+        code = await member.ended()
+        sys.stderr.write(f"{member.name} ended ({code}) and is started again; see {member.log}\n")
+        await asyncio.sleep(RESTART_PAUSE_S)
+        await member.start()
+
+
+def _command() -> str:
+    """How to call this program here: by its name, or by its path where PATH has it not."""
+    return "inferlane" if shutil.which("inferlane") else sys.argv[0]

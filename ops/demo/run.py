@@ -1,10 +1,11 @@
 """Runs the demo: a real cluster, chats and a batch side by side in two lanes, and a report."""
 
 import asyncio
+import os
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -87,7 +88,7 @@ async def run_demo(
         try:
             await until_ready(bus, workers=scenario.workers)
             progress.stage = "running"
-            seen = await _under_load(bus, plan, scenario, options, progress, show)
+            seen = await _under_load(bus, plan, scenario, options, progress, show, cluster.mark)
             lanes = [
                 await read_lane(bus, lane, bands=BANDS)
                 for lane in (setting.ONLINE_LANE, setting.OFFLINE_LANE)
@@ -111,6 +112,7 @@ async def start_members(
 async def until_ready(bus: Bus, *, workers: int) -> None:
     """Wait until `workers` workers take jobs from a leading broker. Raises DemoError."""
     ready: set[str] = set()
+    notices: dict[str, str] = {}
     all_ready = asyncio.Event()
 
     def hear(message: Message) -> None:
@@ -118,6 +120,7 @@ async def until_ready(bus: Bus, *, workers: int) -> None:
             heartbeat = decode(message.data, Heartbeat)
         except MalformedMessage:
             return
+        notices[heartbeat.worker] = heartbeat.notice
         if heartbeat.ready and heartbeat.epoch:
             ready.add(heartbeat.worker)
             if len(ready) >= workers:
@@ -128,7 +131,11 @@ async def until_ready(bus: Bus, *, workers: int) -> None:
         async with asyncio.timeout(READY_S_MAX):
             await all_ready.wait()
     except TimeoutError as error:
-        message = f"{len(ready)} of {workers} workers were ready in {READY_S_MAX:g} s; see the logs"
+        why = "; ".join(f"{name}: {said}" for name, said in sorted(notices.items()) if said)
+        message = (
+            f"{len(ready)} of {workers} workers were ready in {READY_S_MAX:g} s: "
+            f"{why or 'see the logs'}"
+        )
         raise DemoError(message) from error
     finally:
         await hearing.unsubscribe()
@@ -151,6 +158,7 @@ async def _under_load(
     options: DemoOptions,
     progress: Progress,
     show: Callable[[Progress], None],
+    mark: Mapping[str, str],
 ) -> Seen:
     seen = Seen()
     await bus.subscribe(subjects.ALL_OUT, partial(_count_end, seen))
@@ -158,7 +166,7 @@ async def _under_load(
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(_watch(bus, progress, show))
         async with asyncio.TaskGroup() as load:
-            load.create_task(_run_batch(plan, scenario, options, seen, progress))
+            load.create_task(_run_batch(plan, scenario, options, seen, progress, mark))
             load.create_task(_run_chats(bus, plan, seen, progress))
         watching.cancel()
     seen.span_s = time.monotonic() - began_s
@@ -213,6 +221,7 @@ async def _run_batch(
     options: DemoOptions,
     seen: Seen,
     progress: Progress,
+    mark: Mapping[str, str],
 ) -> None:
     """Run the lines as a user would: `inferlane batch run`."""
     source, output = options.folder / "batch.jsonl", options.folder / "batch-results.jsonl"
@@ -224,15 +233,19 @@ async def _run_batch(
         stdin=DEVNULL,
         stdout=DEVNULL,
         stderr=PIPE,
+        env={**os.environ, **mark},
+        start_new_session=True,
     )
     try:
         async with asyncio.timeout(BATCH_S_MAX):
             _, said = await process.communicate()
     except TimeoutError as error:
-        process.kill()
-        await process.wait()
         message = f"the batch did not end within {BATCH_S_MAX:g} s; see {options.folder}"
         raise DemoError(message) from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     if process.returncode:
         message = f"the batch ended with {process.returncode}: {said.decode(errors='replace')}"
         raise DemoError(message)

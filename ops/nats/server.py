@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +37,7 @@ STOP_S_MAX = 10.0
 _LISTENING = re.compile(r"Listening for client connections on [^ ]+:(\d+)")
 _MONITOR = re.compile(r"Starting http monitor on [^ ]+:(\d+)")
 _READY = "Server is ready"
+_FATAL = "[FTL]"
 
 
 class ServerUnavailable(Exception):
@@ -81,9 +83,18 @@ class NatsServer:
     """One nats-server process and its store."""
 
     def __init__(
-        self, folder: Path | None = None, *, options: ServerOptions | None = None, port: int = 0
+        self,
+        folder: Path | None = None,
+        *,
+        options: ServerOptions | None = None,
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare; nothing runs yet. Without a `folder` the store is temporary: `close` ends it."""
+        """Prepare; nothing runs yet. Without a `folder` the store is temporary: `close` ends it.
+
+        `environment` comes on top of our own.
+        """
+        self.environment = dict(environment or {})
         self._temporary = None if folder else TemporaryDirectory(prefix="inferlane-nats-")
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self.options = options or ServerOptions()
@@ -141,6 +152,7 @@ class NatsServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, **self.environment},
             # Ctrl-C at the terminal is for us: the server is ended after its clients.
             start_new_session=True,
         )
@@ -149,8 +161,7 @@ class NatsServer:
         self._settled.wait(timeout_s)
         if not self._ready:
             self.kill()
-            message = "nats-server did not start:\n" + "\n".join(self.log[-LOG_LINES_SHOWN:])
-            raise ServerUnavailable(message)
+            raise ServerUnavailable(self._why_not())
         return self
 
     def stop(self, *, timeout_s: float = STOP_S_MAX) -> None:
@@ -206,6 +217,11 @@ class NatsServer:
         if self._reader is not None:
             self._reader.join()
             self._reader = None
+
+    def _why_not(self) -> str:
+        """Tell why it did not start: in its own words on what was fatal, else its last ones."""
+        fatal = [line for line in self.log if _FATAL in line]
+        return "nats-server did not start:\n" + "\n".join(fatal or self.log[-LOG_LINES_SHOWN:])
 
     def _read_log(self) -> None:
         assert self._process is not None
