@@ -86,10 +86,10 @@ async def test_a_record_that_vanishes_between_two_looks_is_written_after_all() -
 
 
 async def test_a_full_results_stream_is_waited_for_and_told() -> None:
-    """The job keeps its slot, the heartbeat says why, and nothing is dropped."""
+    """The job keeps its slot, the heartbeat says why at once, and nothing is dropped."""
     engine = ScriptedEngine(slots=1)
     full = Failing("append", StreamFull("bytes"), times=1_000_000)
-    async with an_agent(engine=engine, fault=full) as stage:
+    async with an_agent(engine=engine, fault=full, heartbeat_s=60.0) as stage:
         await stage.dispatch(a_job())
         engine.say("job-1", an_answer())
         await stage.until(lambda: bool(stage.beats and "acme" in stage.beats[-1].notice))

@@ -23,7 +23,7 @@ from broker.wire.messages import (
 )
 from tests.agents import WORKER, ScriptedEngine, Stage, an_agent, an_answer
 from tests.builders import LANE, a_job, an_attempt
-from tests.crashing import Failing
+from tests.crashing import Failing, Step
 from tests.turns import until
 from worker_agent.engine.base import Chunk
 
@@ -169,6 +169,27 @@ async def test_the_leader_key_is_read_again_after_a_lost_link() -> None:
         await bus.kv_create(subjects.LEADER_BUCKET, subjects.LEADER_KEY, value)
         stage.link.reconnect()
         await until(lambda: stage.agent.fence.epoch == 9)
+
+
+async def test_a_leader_key_once_read_is_not_read_again() -> None:
+    """Only a link that comes back is a reason: agents must not keep the key's server busy."""
+    bus = MemoryBus()
+    await bus.ensure_bucket(BucketSpec(name=subjects.LEADER_BUCKET))
+    reads: list[Step] = []
+
+    def count(step: Step) -> None:
+        if step.operation == "kv_get" and step.when == "after":
+            reads.append(step)
+
+    async with an_agent(bus=bus, fault=count) as stage:
+        for _ in range(2):
+            before = len(reads)
+            stage.link.disconnect()
+            stage.link.reconnect()
+            await until(lambda before=before: len(reads) > before)
+        stage.beats.clear()
+        await stage.until(lambda: len(stage.beats) >= 3)
+        assert len(reads) == 3
 
 
 async def test_an_unreadable_leader_key_stops_nobody() -> None:

@@ -97,6 +97,15 @@ def test_answers_take_room() -> None:
     assert run(model, a_chain(1, 10), at_s=2.0) == 5 * TOKENS_PER_BLOCK
 
 
+def test_a_request_without_usage_leaves_no_answer_behind() -> None:
+    """Aborted before the engine counted: only its prompt is held, and the cache just full."""
+    model = a_model(tokens_max=10 * TOKENS_PER_BLOCK)
+    model.begin("r", a_chain(1, 10), at_s=0.0)
+    model.prefilled("r", at_s=0.0)
+    model.end("r", at_s=1.0)
+    assert model.begin("again", a_chain(1, 10), at_s=2.0) == 10 * TOKENS_PER_BLOCK
+
+
 def test_bytes_per_token_are_learned_from_usage() -> None:
     """A byte-level tokenizer makes 256 tokens of a block; predictions and capacity follow."""
     model = a_model(tokens_max=2560)
@@ -157,13 +166,17 @@ def test_an_engine_that_does_not_tell_is_not_corrected() -> None:
 def test_an_engine_that_reuses_nothing_gets_no_credit() -> None:
     """After a streak of complete misses all is taken back; the first hit gives credit again."""
     model = a_model()
-    for at_s in range(MISS_STREAK_MAX + 1):
+    run(model, a_chain(1, 10), cached_tokens=0)
+    told(model)
+    for at_s in range(1, MISS_STREAK_MAX):
         run(model, a_chain(1, 10), at_s=float(at_s), cached_tokens=0)
+        assert model.report() is None
+    run(model, a_chain(1, 10), at_s=8.0, cached_tokens=0)
     report = model.report()
     assert report is not None
     assert (report.full, report.added) == (True, b"")
-    run(model, a_chain(1, 10), at_s=8.0, cached_tokens=640)
     run(model, a_chain(1, 10), at_s=9.0, cached_tokens=640)
+    run(model, a_chain(1, 10), at_s=10.0, cached_tokens=640)
     assert told(model)[0] == set(a_chain(1, 10))
 
 

@@ -44,6 +44,8 @@ def test_what_was_not_used_expires_and_what_runs_does_not(store: Store) -> None:
     store.begin("long", [7, 8], at_s=11.0)
     store.fill("long", at_s=11.0)
     run(store, "new", [4, 5], at_s=100.0)
+    store.expire(10.0)
+    assert store.take_gone() == []
     store.expire(50.0)
     assert sorted(store.take_gone()) == [1, 2]
     assert (store.depth([4, 5]), store.depth([7, 8])) == (2, 2)

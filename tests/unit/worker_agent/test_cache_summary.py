@@ -84,11 +84,11 @@ def test_a_block_stored_and_dropped_between_reports_ends_as_gone() -> None:
 def test_use_is_told_again_only_after_a_while() -> None:
     """A block in use is refreshed each `refresh_s`, not at each request."""
     feed = a_feed()
-    feed.stored([1, 2], at_s=0.0)
+    feed.stored([1, 2], at_s=1000.0)
     feed.take()
-    feed.stored([1, 2], at_s=59.0)
+    feed.stored([1, 2], at_s=1059.0)
     assert feed.take() is None
-    feed.stored([1, 2], at_s=60.0)
+    feed.stored([1, 2], at_s=1060.0)
     again = feed.take()
     assert again is not None
     assert list(unpack_hashes(again.added)) == [1, 2]
