@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from broker.core.blame import is_suspect
 from broker.core.events import JobSpec
 from broker.core.mind import Mind
+from broker.core.placement import Router
 from broker.core.policy import QuotaRow
 from broker.core.queues import Pool
 from broker.core.quotas import refusal
 from broker.core.scheduler import Scheduler
 from broker.core.state import Lease
 from broker.wire.ids import BANDS, BATCH_BAND
-from tests.unit.core.least_loaded import LeastLoadedRouter
 
 
 def matches(row: QuotaRow, job: JobSpec) -> bool:
@@ -86,7 +86,7 @@ def check_rows(scheduler: Scheduler, dispatched: Iterable[JobSpec]) -> None:
             assert row.tokens_per_min is None or usage.bucket_tokens >= 0
 
 
-def check_work_conservation(scheduler: Scheduler, router: LeastLoadedRouter) -> None:
+def check_work_conservation(scheduler: Scheduler, router: Router) -> None:
     """Nobody waits who may go: past back-off, within its rows, with room somewhere."""
     mind = scheduler._mind
     for waiting in mind.queues.waiting.values():

@@ -13,7 +13,15 @@ from broker.core.events import (
     PolicyChanged,
     WorkerReported,
 )
-from broker.core.policy import LanePolicy, OrderPolicy, Policy, QuotaRow
+from broker.core.policy import (
+    LanePolicy,
+    OrderPolicy,
+    Policy,
+    PolicyName,
+    QuotaRow,
+    RoutingPolicy,
+)
+from broker.core.routing import make_router
 from broker.wire.messages import Reason
 from tests.unit.core.world import MODELS, World
 
@@ -29,13 +37,17 @@ ROWS = (
 )
 
 
-def a_world_policy(rows: tuple[QuotaRow, ...]) -> Policy:
+ROUTINGS: tuple[PolicyName, ...] = ("round_robin", "first_token", "weighted")
+
+
+def a_world_policy(rows: tuple[QuotaRow, ...], routing: PolicyName = "first_token") -> Policy:
     """Two lanes of different weight, a small window and slack, and the rows of the case."""
     return Policy(
         models=MODELS,
         lanes=(LanePolicy(name="acme"), LanePolicy(name="beta", weight=2.0)),
         quotas=rows,
         order=OrderPolicy(lane_slack_tokens=100.0),
+        routing=RoutingPolicy(policy=routing),
     )
 
 
@@ -44,9 +56,17 @@ class Lives(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(seed=st.integers(0, 1000), rows=st.sets(st.sampled_from(range(len(ROWS)))))
-    def begin(self, seed: int, rows: set[int]) -> None:
-        self.world = World(a_world_policy(tuple(ROWS[n] for n in sorted(rows))), seed=seed)
+    @initialize(
+        seed=st.integers(0, 1000),
+        rows=st.sets(st.sampled_from(range(len(ROWS)))),
+        routing=st.sampled_from((None, *ROUTINGS)),
+    )
+    def begin(self, seed: int, rows: set[int], routing: PolicyName | None) -> None:
+        policy = a_world_policy(tuple(ROWS[n] for n in sorted(rows)), routing or "first_token")
+        if routing is None:
+            self.world = World(policy, seed=seed)
+        else:
+            self.world = World(policy, seed=seed, make=make_router)
         for name in AGENTS:
             agent = self.world.start_agent(name)
             self.world.step(WorkerReported(self.world.at_s, self.world.report(agent)))
@@ -134,7 +154,8 @@ class Lives(RuleBasedStateMachine):
 
     @rule(rows=st.sets(st.sampled_from(range(len(ROWS)))))
     def the_policy_changes(self, rows: set[int]) -> None:
-        policy = a_world_policy(tuple(ROWS[n] for n in sorted(rows)))
+        routing = self.world.policy.routing.policy
+        policy = a_world_policy(tuple(ROWS[n] for n in sorted(rows)), routing)
         self.world.policy = policy
         self.world.step(PolicyChanged(self.world.at_s, policy))
 

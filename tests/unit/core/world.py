@@ -7,6 +7,7 @@ report was sent.
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,7 +44,8 @@ from broker.core.events import (
     Unanswered,
     WorkerReported,
 )
-from broker.core.policy import Policy
+from broker.core.placement import Router
+from broker.core.policy import Policy, RoutingPolicy
 from broker.core.scheduler import Scheduler
 from broker.wire.messages import (
     Answer,
@@ -96,7 +98,14 @@ class Agent:
 class World:
     """Everything but the scheduler."""
 
-    def __init__(self, policy: Policy, *, seed: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        seed: int,
+        make: Callable[[RoutingPolicy], Router] = lambda _: LeastLoadedRouter(),
+    ) -> None:
+        self.make = make
         self.rng = random.Random(seed)
         self.at_s = 1000.0
         self.policy = policy
@@ -121,7 +130,7 @@ class World:
         self._start()
 
     def _start(self) -> None:
-        self.router = LeastLoadedRouter()
+        self.router = self.make(self.policy.routing)
         self.scheduler = Scheduler(
             self.policy, epoch=self.epoch, router=self.router, rng=random.Random(self.epoch)
         )
