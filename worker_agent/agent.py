@@ -161,13 +161,11 @@ class Agent:
                     self._age_cache,
                 )
             ]
-            subscriptions = await self._listen()
-            self.up.set()
-            self.on_urgent()
-            await self._leaving.wait()
-            await self._empty()
-            for subscription in subscriptions:
-                await subscription.unsubscribe()
+            try:
+                await self._serve()
+            finally:
+                # Also when cancelled: an order that comes while all ends is refused.
+                self._desk.is_leaving = True
             for task in (*duties, *self._lives):
                 task.cancel()
         if self._is_superseded:
@@ -176,6 +174,15 @@ class Agent:
                 "give each worker a name of its own"
             )
             raise Superseded(message)
+
+    async def _serve(self) -> None:
+        subscriptions = await self._listen()
+        self.up.set()
+        self.on_urgent()
+        await self._leaving.wait()
+        await self._empty()
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
 
     def leave(self) -> None:
         """Take nothing new, finish what runs within `drain_s_max`, hand the rest back, end."""

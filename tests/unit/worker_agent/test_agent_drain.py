@@ -1,6 +1,7 @@
 """Draining and leaving: nothing new, all old finishes, then `drained` (case 28)."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.builders import a_job, an_attempt
 from tests.crashing import Failing, Gate
 from tests.turns import until
 from worker_agent.agent import Superseded
+from worker_agent.engine.base import EngineOutput, EngineRequest
 
 
 async def drain(stage: Stage, *, draining: bool = True) -> Answer:
@@ -145,6 +147,31 @@ async def test_leaving_at_once_aborts_all() -> None:
         await asyncio.wait([stage.work])
         assert engine.running == set()
         assert stage.agent.report(0).heartbeat.inflight == ()
+
+
+async def test_an_order_that_comes_while_all_ends_is_refused() -> None:
+    """The engine still cleans up after the cancelled job; nothing new may be begun."""
+    may_end = asyncio.Event()
+
+    class Slow(ScriptedEngine):
+        async def run(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+            self.running.add(request.request_id)
+            try:
+                await asyncio.Event().wait()
+                yield an_answer()
+            finally:
+                await may_end.wait()
+
+    engine = Slow()
+    async with an_agent(engine=engine) as stage:
+        await stage.dispatch(a_job())
+        await until(lambda: bool(engine.running))
+        stage.work.cancel()
+        reply = await stage.dispatch(a_job(id="job-2"), attempt=an_attempt(2))
+        assert reply.answer is Answer.DRAINING
+        may_end.set()
+        await asyncio.wait([stage.work])
+        assert stage.agent.ledger.running == {}
 
 
 def a_beat(incarnation: int, **fields: Any) -> bytes:
