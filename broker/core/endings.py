@@ -77,7 +77,14 @@ class Endings:
                 self.job_ended(finished.key)
             else:
                 self._settled(lease, finished)
-        elif lease is not None:
+        elif lease is None:
+            return
+        elif finished.reason is Reason.WORKER_LOST:
+            # The engine died under its agent, and with it all that ran there: one death for all.
+            self._retries.worker_died(
+                self._mind.fleet.workers[worker_id], cause=finished.detail or "engine died"
+            )
+        else:
             reason = finished.reason or Reason.ENGINE_FAILED
             self._retries.failed(lease, reason, charged=finished.charged, detail=finished.detail)
 

@@ -408,6 +408,26 @@ def test_a_suspect_goes_when_the_other_has_ended() -> None:
     assert not cluster.scheduler._mind.queues.waiting
 
 
+def test_an_engine_that_died_under_its_agent_is_a_death_for_all_that_ran_there() -> None:
+    """The first word of it settles the blame for all; the others' words of the same add nothing."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.hold(a_spec("a"), a_spec("b"))
+    one, two = of(Dispatch, cluster.decisions)
+    decisions = cluster.fail(one, Reason.WORKER_LOST, detail="exit 139")
+    failures = [one.failure for one in of(Requeue, decisions)]
+    assert [(one.reason, one.charged, one.detail) for one in failures if one is not None] == [
+        (Reason.WORKER_LOST, False, "exit 139")
+    ] * 2
+    assert keys(Dispatch, decisions) == ["acme.a", "acme.b"]
+    assert not of(Requeue, cluster.fail(two, Reason.WORKER_LOST))
+    alone = only(
+        Dispatch, cluster.hold(a_spec("c", model="other")) + cluster.join("w2", models=("other",))
+    )
+    failure = the_failure(cluster.fail(alone, Reason.WORKER_LOST))
+    assert (failure.charged, failure.detail) == (True, "engine died")
+
+
 def test_a_worker_lost_by_silence_counts_as_dead() -> None:
     """By no responders or long silence, as by a restart."""
     cluster = Cluster()
