@@ -128,10 +128,11 @@ async def test_cancel_aborts_the_engines_request_within_a_second() -> None:
 async def test_an_engine_that_goes_away_is_told_and_its_return_too() -> None:
     """Not ready: nothing is taken; ready again: jobs are."""
     async with beside(Behaviour.FINE) as (stage, server):
+        await stage.beat(lambda beat: beat.ready)
         server.health_code = 503
-        await stage.until(lambda: bool(stage.beats) and not stage.beats[-1].ready)
+        await stage.beat(lambda beat: not beat.ready)
         assert (await stage.dispatch(a_job())).answer is Answer.BUSY
         server.health_code = 200
-        await stage.until(lambda: stage.beats[-1].ready)
+        await stage.beat(lambda beat: beat.ready)
         assert (await stage.dispatch(a_job(), attempt=an_attempt(2))).answer is Answer.ACCEPTED
         await stage.end_of("job-1")

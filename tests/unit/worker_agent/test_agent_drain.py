@@ -33,14 +33,14 @@ async def test_a_draining_worker_takes_nothing_new_and_finishes_what_it_has() ->
         assert await drain(stage) is Answer.ACCEPTED
         reply = await stage.dispatch(a_job(id="job-2"), attempt=an_attempt(2))
         assert reply.answer is Answer.DRAINING
-        await stage.until(lambda: stage.beats[-1].draining)
+        await stage.beat(lambda beat: beat.draining)
         assert not stage.beats[-1].drained
         engine.say("job-1", an_answer())
         await ack.reached.wait()
-        await stage.until(lambda: not stage.beats[-1].inflight)
+        await stage.beat(lambda beat: not beat.inflight)
         assert not stage.beats[-1].drained
         ack.open.set()
-        await stage.until(lambda: stage.beats[-1].drained)
+        await stage.beat(lambda beat: beat.drained)
         assert (await stage.record("job-1")).kind is Kind.COMPLETED
 
 
@@ -50,18 +50,18 @@ async def test_a_drain_is_told_at_once() -> None:
     async with an_agent(engine=engine, heartbeat_s=60.0) as stage:
         await stage.dispatch(a_job())
         await drain(stage)
-        await stage.until(lambda: stage.beats[-1].draining)
+        await stage.beat(lambda beat: beat.draining)
         engine.say("job-1", an_answer())
-        await stage.until(lambda: stage.beats[-1].drained)
+        await stage.beat(lambda beat: beat.drained)
 
 
 async def test_a_drain_can_be_taken_back() -> None:
     """The worker takes jobs again."""
     async with an_agent() as stage:
         await drain(stage)
-        await stage.until(lambda: bool(stage.beats and stage.beats[-1].drained))
+        await stage.beat(lambda beat: bool(beat.drained))
         await drain(stage, draining=False)
-        await stage.until(lambda: not stage.beats[-1].draining)
+        await stage.beat(lambda beat: not beat.draining)
         assert (await stage.dispatch(a_job())).answer is Answer.ACCEPTED
         await stage.end_of("job-1")
 
@@ -208,7 +208,7 @@ async def test_a_newer_agent_ends_a_drain_too() -> None:
             await stage.dispatch(a_job())
             await until(lambda: bool(engine.running))
             stage.agent.leave()
-            await stage.until(lambda: stage.beats[-1].draining)
+            await stage.beat(lambda beat: beat.draining)
             newer = a_beat(stage.agent.incarnation + 1)
             await stage.bus.publish(subjects.heartbeat(WORKER), newer)
             await asyncio.Event().wait()

@@ -92,12 +92,12 @@ async def test_a_full_results_stream_is_waited_for_and_told() -> None:
     async with an_agent(engine=engine, fault=full, heartbeat_s=60.0) as stage:
         await stage.dispatch(a_job())
         engine.say("job-1", an_answer())
-        await stage.until(lambda: bool(stage.beats and "acme" in stage.beats[-1].notice))
+        await stage.beat(lambda beat: bool("acme" in beat.notice))
         assert stage.beats[-1].notice == "results stream full: lanes acme"
         assert stage.beats[-1].inflight
         full.left = 0
         assert (await stage.end_of("job-1")).kind is Kind.COMPLETED
-        await stage.until(lambda: not stage.beats[-1].notice)
+        await stage.beat(lambda beat: not beat.notice)
 
 
 async def test_a_record_that_the_server_finds_too_large_is_written_without_its_body() -> None:
@@ -151,7 +151,7 @@ async def test_an_unconfirmed_end_stays_in_the_heartbeats() -> None:
         await stage.until(lambda: len(stage.beats) >= 6)
         assert all(not beat.finished[0].acknowledged for beat in stage.beats)
         silent.left = 0
-        await stage.until(lambda: stage.beats[-1].finished == ())
+        await stage.beat(lambda beat: beat.finished == ())
 
 
 async def test_an_unreadable_results_stream_hands_the_job_back() -> None:

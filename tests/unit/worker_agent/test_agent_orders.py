@@ -123,7 +123,7 @@ async def test_an_inventory_for_another_worker_only_teaches_the_epoch() -> None:
         await stage.until(lambda: bool(stage.beats))
         other = Inventory(epoch=7, worker="worker-2")
         await stage.bus.publish(subjects.INVENTORY, encode(other))
-        await stage.until(lambda: stage.beats[-1].epoch == 7)
+        await stage.beat(lambda beat: beat.epoch == 7)
         assert stage.beats[-1].summary is None
 
 
@@ -283,7 +283,7 @@ async def test_an_engine_that_is_not_ready_takes_nothing() -> None:
         assert not stage.beats[-1].ready
         assert "told so by the test" in stage.beats[-1].notice
         engine.is_ready = True
-        await stage.until(lambda: stage.beats[-1].ready)
+        await stage.beat(lambda beat: beat.ready)
         assert (await stage.dispatch(a_job(), attempt=an_attempt(2))).answer is Answer.ACCEPTED
         engine.say("job-1", an_answer())
 
@@ -298,7 +298,7 @@ async def test_unconfirmed_acks_stop_new_work_at_their_bound() -> None:
         third = a_job(id="job-3")
         reply = await stage.dispatch(third, attempt=an_attempt(3))
         assert (reply.answer, reply.detail) == (Answer.BUSY, "2 acks are not confirmed")
-        await stage.until(lambda: "acks not confirmed" in stage.beats[-1].notice)
+        await stage.beat(lambda beat: "acks not confirmed" in beat.notice)
         assert len(stage.beats[-1].finished) == 2
         silent.left = 0
         await stage.acknowledged()
@@ -410,7 +410,7 @@ async def test_a_lost_answer_is_read_from_the_echo() -> None:
     async with an_agent(engine=engine, fault=lost) as stage:
         with pytest.raises(Timeout):
             await stage.dispatch(a_job(), timeout_s=0.05)
-        await stage.until(lambda: bool(stage.beats and stage.beats[-1].inflight))
+        await stage.beat(lambda beat: bool(beat.inflight))
         assert stage.beats[-1].echo == 1
         engine.say("job-1", an_answer())
         assert (await stage.end_of("job-1")).kind is Kind.COMPLETED

@@ -78,8 +78,8 @@ async def test_a_running_job_is_listed_for_as_long_as_it_runs() -> None:
     async with an_agent(engine=engine) as stage:
         await stage.dispatch(a_job(), stall_s=1e6, run_s_max=1e6)
         engine.say("job-1", Chunk(output_tokens=3, cached_tokens=9))
-        await stage.until(lambda: bool(stage.beats and stage.beats[-1].inflight))
-        await stage.until(lambda: stage.beats[-1].inflight[0].output_tokens == 3)
+        await stage.beat(lambda beat: bool(beat.inflight))
+        await stage.beat(lambda beat: beat.inflight[0].output_tokens == 3)
         stage.beats.clear()
         await stage.until(lambda: len(stage.beats) >= 5)
         for beat in stage.beats:
@@ -99,7 +99,7 @@ async def test_a_finished_job_is_repeated_and_then_forgotten() -> None:
     async with an_agent(engine=engine, finished_beats=3) as stage:
         await run(stage, engine, a_job())
         await stage.until(lambda: any(beat.finished for beat in stage.beats))
-        await stage.until(lambda: not stage.beats[-1].finished)
+        await stage.beat(lambda beat: not beat.finished)
         carried = [one for beat in stage.beats for one in beat.finished]
         assert sum(one.acknowledged for one in carried) == 3
         assert {(one.outcome, one.kind) for one in carried} == {(Outcome.SETTLED, Kind.COMPLETED)}
@@ -138,7 +138,7 @@ async def test_an_engine_restart_takes_all_credit_back_at_once() -> None:
         await run(stage, engine, a_long_job())
         await stage.until(lambda: bool(told(stage.beats)))
         engine.incarnation = 2
-        await stage.until(lambda: stage.beats[-1].engine_incarnation == 2)
+        await stage.beat(lambda beat: beat.engine_incarnation == 2)
         beat = next(beat for beat in stage.beats if beat.engine_incarnation == 2)
         assert beat.summary is not None
         assert (beat.summary.full, beat.summary.added) == (True, b"")
