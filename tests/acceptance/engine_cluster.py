@@ -56,8 +56,8 @@ models = ["tiny", "{odd_model}"]
 
 [policy.leases]
 stall_s = {stall_s}
-retry_base_s = 0.1
-retry_s_max = 0.5
+retry_base_s = {rest_s}
+retry_s_max = {rest_s_max}
 failures_max = {failures_max}
 
 [[policy.lanes]]
@@ -217,12 +217,15 @@ async def ends(tickets: Sequence[Ticket], *, timeout_s: float = 30.0) -> list[Te
 
 
 @asynccontextmanager
-async def an_engine_cluster(folder: Path) -> AsyncGenerator[EngineCluster]:
-    """Run NATS, a broker and two workers until the block ends."""
+async def an_engine_cluster(folder: Path, *, rest_s: float = 0.1) -> AsyncGenerator[EngineCluster]:
+    """Run NATS, a broker and two workers until the block ends.
+
+    `rest_s` passes between a job's first failure and its next try.
+    """
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(a_bad_engine()) for _ in range(WORKERS)]
         cluster = await stack.enter_async_context(LocalCluster(folder))
-        config = _write_config(folder, cluster.url)
+        config = _write_config(folder, cluster.url, rest_s=rest_s)
         members = [cluster.add_broker("broker-1", config)]
         for number, engine in enumerate(engines, start=1):
             engine.models = ("tiny", ODD_MODEL)
@@ -236,7 +239,7 @@ async def an_engine_cluster(folder: Path) -> AsyncGenerator[EngineCluster]:
         yield stage
 
 
-def _write_config(folder: Path, url: str) -> Path:
+def _write_config(folder: Path, url: str, *, rest_s: float) -> Path:
     path = folder / "inferlane.toml"
     path.write_text(
         _CONFIG.format(
@@ -245,6 +248,8 @@ def _write_config(folder: Path, url: str) -> Path:
             window=WINDOW_JOBS,
             odd_model=ODD_MODEL,
             stall_s=STALL_S,
+            rest_s=rest_s,
+            rest_s_max=5 * rest_s,
             failures_max=FAILURES_MAX,
             lane=LANE,
             odd_lane=ODD_LANE,

@@ -1,4 +1,4 @@
-"""kill -9 between any two steps of a job's life, on a real server: the job ends exactly once.
+"""Case 20: kill -9 between any two steps of a job's life on a real server; each job ends once.
 
 The process under test kills itself at the named call to the bus (`tests/crashing.py`), another is
 started as a user's supervisor would, and every accepted job must have one record, of the right

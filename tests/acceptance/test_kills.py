@@ -1,4 +1,4 @@
-"""kill -9 of each process while jobs run: every accepted job ends exactly once."""
+"""Case 20: kill -9 of each process while jobs run: every accepted job ends exactly once."""
 
 import asyncio
 import time
@@ -59,7 +59,7 @@ async def test_a_killed_broker_loses_nothing_and_reruns_nothing(
 async def test_a_killed_workers_jobs_run_elsewhere_within_seconds(
     start_cluster: StartCluster,
 ) -> None:
-    """No redelivery has to be waited for: the broker probes, revokes and dispatches anew."""
+    """Case 31: no redelivery is waited for. The broker probes, revokes and dispatches anew."""
     cluster, bus = await start_cluster()
     audit = await Audit(bus).begin()
     async with Client(bus, lane=LANE) as client:

@@ -93,7 +93,7 @@ class TestPull:
         await puller.heard.count(3)
 
     async def test_stop_leaves_no_pull_and_loses_nothing(self, world: World) -> None:
-        """After `stop` no pull stands; all that was delivered was handed over or returned."""
+        """Case 33: after `stop` no pull stands; all delivered was handed over or returned."""
         await a_queue(world, messages=100)
         puller = await pulling(world.bus, window=10)
         assert puller.pull is not None

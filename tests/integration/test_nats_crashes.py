@@ -183,7 +183,7 @@ async def test_pull_handed_from_one_to_the_next_hides_nothing(
 async def test_stop_that_is_cancelled_gives_its_messages_at_the_next_call(
     nats_server: NatsServer, nats_bus: NatsBus
 ) -> None:
-    """Cancel in stop loses nothing: what came meanwhile is returned by the next stop."""
+    """Case 33: cancel in stop loses nothing. What came meanwhile is returned by the next stop."""
     await nats_bus.ensure_stream(a_stream())
     await nats_bus.ensure_consumer(a_consumer())
     async with Proxy(nats_server.port) as proxy:

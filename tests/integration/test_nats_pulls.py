@@ -102,7 +102,7 @@ class TestPullNeverStalls:
     async def test_stuck_deliveries_are_noticed_and_asked_for_anew(
         self, nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Pending, a pull standing, nothing delivered: an alarm, a new inbox, and they come."""
+        """Case 34: pending, a pull standing, none delivered: an alarm, a new inbox, they come."""
         monkeypatch.setattr(nats_pull, "STALL_S", 0.2)
         await nats_bus.ensure_stream(a_stream())
         await nats_bus.ensure_consumer(a_consumer())

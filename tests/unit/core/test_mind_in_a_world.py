@@ -1,4 +1,8 @@
-"""Random lives of a cluster: faults of every kind, and what must hold after each step of them."""
+"""Random lives of a cluster: faults of every kind, and what must hold after each step of them.
+
+Case 1: online or batch, first try or retry, whatever happens to it: each sum equals the live leases
+that it is a sum of.
+"""
 
 from typing import Any
 

@@ -105,7 +105,7 @@ async def test_a_write_that_fails_is_tried_again() -> None:
 
 
 async def test_the_next_leader_reads_what_the_last_one_wrote() -> None:
-    """Failures count across brokers."""
+    """Case 30: failures count across brokers, whatever the server counts."""
     async with a_book() as shelf:
         await a_key(shelf.bus)
         await shelf.book.load()

@@ -125,7 +125,7 @@ def _with_replicas(facts: Facts, replicas: int) -> Facts:
     ],
 )
 def test_durability(replicas: int, sync_s: float | None, level: Level, told: str) -> None:
-    """What a power cut may lose is said in seconds, from copies and flushing."""
+    """Case 32: what a power cut may lose is said in seconds, from copies and flushing."""
     facts = _with_replicas(a_cluster(durability=Durability(sync_s, "x")), replicas)
     (found,) = _judged(facts, about="durability")
     assert found.level is level
