@@ -51,9 +51,11 @@ def _rests(failure: Failure) -> bool:
     return failure.charged or failure.reason not in _NO_REST
 
 
-def remembered(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+def remembered(
+    failures: tuple[Failure, ...], *, kept_max: int = FAILURES_KEPT_MAX
+) -> tuple[Failure, ...]:
     """Drop the oldest that neither count towards an end nor mark a death, beyond the bound."""
-    over = max(0, len(failures) - FAILURES_KEPT_MAX)
+    over = max(0, len(failures) - kept_max)
     spare = [
         place
         for place, one in enumerate(failures)

@@ -10,6 +10,7 @@ import asyncio
 import structlog
 
 from broker.bus.base import Bus, BusError, NoStream, NotFound
+from broker.core.retries import remembered
 from broker.service.recovery import until_answered
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, encode
@@ -56,7 +57,10 @@ class AttemptBook:
 
     def add(self, key: str, failure: Failure) -> None:
         """Note one more failure of a job."""
-        self.failures[key] = (*self.failures.get(key, ()), failure)[-FAILURES_KEPT_MAX:]
+        failures = (*self.failures.get(key, ()), failure)
+        # First those go that count for nothing: a busy engine makes many of them.
+        kept = remembered(failures, kept_max=FAILURES_KEPT_MAX)
+        self.failures[key] = kept[-FAILURES_KEPT_MAX:]
         self._mark(key)
 
     def forget(self, key: str) -> None:

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+import msgspec
+
 from broker.bus.base import BucketSpec, LinkDown, NotFound, StreamSpec, Timeout
 from broker.bus.memory import MemoryBus
 from broker.service.attempts import FAILURES_KEPT_MAX, AttemptBook
@@ -95,6 +97,16 @@ async def test_only_the_last_failures_are_kept() -> None:
             shelf.book.add(KEY, a_failure(number))
         assert len(shelf.book.failures[KEY]) == FAILURES_KEPT_MAX
         assert shelf.book.failures[KEY][-1] == a_failure(FAILURES_KEPT_MAX + 2)
+
+
+async def test_a_busy_engine_does_not_push_out_failures_that_count() -> None:
+    """Uncharged ones go first, so that a takeover forgives nothing."""
+    async with a_book() as shelf:
+        shelf.book.add(KEY, a_failure(0))
+        for number in range(1, FAILURES_KEPT_MAX + 5):
+            shelf.book.add(KEY, msgspec.structs.replace(a_failure(number), charged=False))
+        assert len(shelf.book.failures[KEY]) == FAILURES_KEPT_MAX
+        assert shelf.book.failures[KEY][0] == a_failure(0)
 
 
 async def test_a_write_that_fails_is_tried_again() -> None:
