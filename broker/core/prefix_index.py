@@ -359,7 +359,7 @@ class PrefixIndex:
             return
         if self._unwritten and self._unwritten[0].written_blocks:
             return
-        share = max(1, self._entries_max // SHARES)
+        share = self._entries_max // SHARES
         is_full = len(newest.log) >= share or newest.entries >= share
         if is_full or self._at_s - newest.began_at_s >= self._ttl_s / TTL_TURNS:
             self._turn()

@@ -259,6 +259,45 @@ def test_a_generation_ends_when_it_has_its_share() -> None:
     assert generation("e", 1) == later + 1
 
 
+def test_use_alone_ends_a_generation_too() -> None:
+    """A generation ends by what it logged, even if nothing was added: uses are what eviction goes
+    by.
+    """
+    index = an_index(entries_max=400)
+    blocks = chain(("a", 100))
+    for generation in range(3):
+        index.hold(0, blocks, start=100)
+        index.write()
+        assert index._blocks[blocks[0]].generation == generation
+
+
+def test_as_many_generations_as_allowed_are_kept() -> None:
+    """Only beyond the bound does the oldest generation go, with the next sweep."""
+    index = an_index()
+    for number in range(GENERATIONS_MAX):
+        index.store(0, chain((f"x{number}", 3)))
+        if number < GENERATIONS_MAX - 1:
+            index._turn()
+    index.sweep(1.0)
+    assert len(index._generations) == GENERATIONS_MAX
+    assert depths(index, chain(("x0", 3))) == {0: 3}
+    index._turn()
+    index.sweep(1.0)
+    assert depths(index, chain(("x0", 3))) == {}
+    assert depths(index, chain(("x1", 3))) == {0: 3}
+
+
+def test_a_chain_as_large_as_the_index_takes_it_over() -> None:
+    """One chain may push out all that was there, in the first generation as in any."""
+    index = an_index(entries_max=100)
+    index.store(0, chain(("a", 10)))
+    index.store(0, chain(("b", 100)))
+    assert depths(index, chain(("a", 10))) == {}
+    assert depths(index, chain(("b", 100))) == {0: 100}
+    index.store(0, chain(("a", 10)))
+    assert depths(index, chain(("a", 10))) == {0: 10}
+
+
 def test_an_idle_index_begins_its_generation_with_its_first_block() -> None:
     """Time without blocks does not age those that come after it."""
     index = an_index()

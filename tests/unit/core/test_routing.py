@@ -75,6 +75,15 @@ def test_a_saving_below_the_floor_is_a_tie() -> None:
     assert where(place, SYSTEM) == "w1"
 
 
+def test_without_a_floor_any_saving_counts() -> None:
+    """With `saving_s_min` 0 the lowest score wins, however small the difference."""
+    place = Place(2, saving_s_min=0.0)
+    place.change("w1", prefill_tokens_s=8001.0)
+    assert where(place, ("cold", 40), session="s") == "w1"
+    place.warm("w0", ("system", 5))
+    assert where(place, ("system", 5), ("ask", 40)) == "w0"
+
+
 def test_load_outweighs_a_small_hit() -> None:
     """Without holding, a holder without room loses to one with room."""
     place = Place(2, hold_for_affinity=False)

@@ -124,6 +124,19 @@ def test_a_large_job_finds_the_one_worker_with_room() -> None:
     assert where(place, prompt_tokens=800) == "w77"
 
 
+def test_of_equally_roomy_workers_the_one_given_nothing_for_longest_is_found() -> None:
+    """Where nobody near the front has KV room, those with the most of it take turns."""
+    workers = [a_worker(f"w{n}", index=n, kv_tokens_max=1000, slots=8) for n in range(200)]
+    place = Place(workers)
+    for n in range(200):
+        place.prefill(place.give(place.spec(prompt_tokens=300), f"w{n}"))
+    for name in ("w150", "w77"):
+        place.change(name, kv_tokens_max=4000, prefill_tokens_s=10.0)
+    assert where(place, prompt_tokens=800) == "w77"
+    place.run(place.spec(prompt_tokens=1), "w77")
+    assert where(place, prompt_tokens=800) == "w150"
+
+
 def test_the_unprefilled_backlog_bounds_what_a_worker_takes() -> None:
     """Late binding: the next job goes once what is not prefilled takes less than θ (10 ms: 80
     tokens); a worker without any takes a job of any size.
