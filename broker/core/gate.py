@@ -5,6 +5,7 @@ given when that may have changed: in the row that refused it, as the time at whi
 have enough, or as the smallest job for which no worker had room.
 """
 
+import math
 from dataclasses import replace
 
 from broker.core.alarms import Alarms
@@ -28,7 +29,7 @@ class Gate:
     def __init__(self, mind: Mind) -> None:
         self._mind = mind
         self._refills = Alarms[Pool](lambda _: True)
-        self._hold_look_at_s = 0.0
+        self._hold_look_at_s = -math.inf
 
     def time_passed(self) -> None:
         """Let rows that refilled and holds that ran out be looked at again."""
@@ -106,7 +107,7 @@ class Gate:
         pool = waiting.queue.pool
         waiting.row = blocked.row.row.name
         blocked.row.refused_models[pool.model] = None
-        if blocked.retry_at_s < (pool.refill_at_s or float("inf")):
+        if blocked.retry_at_s < (pool.refill_at_s or math.inf):
             pool.refill_at_s = blocked.retry_at_s
             self._refills.set(blocked.retry_at_s, pool)
 

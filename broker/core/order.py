@@ -171,7 +171,7 @@ class Order:
 
     def _best(self, fair: list[Line]) -> tuple[Waiting, Placement] | None:
         order = self._mind.policy.order
-        candidates_max = max(1, order.candidates_max // len(fair))
+        candidates_max = order.candidates_max // len(fair)
         best: tuple[Waiting, Placement] | None = None
         best_key: tuple[float, float, int, str] | None = None
         for line in fair:

@@ -236,7 +236,7 @@ class Views:
             worker.prefill_tokens_s,
             worker.decode_tokens_s,
             worker.trust,
-            max(0.0, self._mind.at_s - worker.reported_at_s),
+            self._mind.at_s - worker.reported_at_s,
             worker.incarnation,
         )
 

@@ -60,6 +60,7 @@ def _check_workers(mind: Mind, leases: list[Lease]) -> None:
 def _check_lines(mind: Mind, pool: Pool) -> None:
     for (lane, band), queue in pool.queues.items():
         mine = [one for one in mind.queues.waiting.values() if one.queue is queue]
+        assert queue.inflight_jobs == sum(mind.ledger.queue_of(one) is queue for one in mind.ledger)
         assert queue.waiting_jobs == len(mine)
         assert queue.work_tokens == sum(one.work_tokens for one in mine)
         lined = sorted(one.place for one in mine if not one.resting)

@@ -24,6 +24,8 @@ class LeastLoadedRouter:
         self.hits_seen: list[tuple[str, int]] = []
         self.summaries_fit = True
         self.placed = 0
+        self.told: dict[str, tuple[object, ...]] = {}
+        """Each worker as it was last told: a router that keeps what it heard must not be behind."""
 
     def place(
         self,
@@ -34,6 +36,8 @@ class LeastLoadedRouter:
         output_tokens: int | None = None,
     ) -> Placement:
         self.placed += 1
+        for worker in self.workers.values():
+            assert self.told[worker.id] == standing(worker), "every change is told"
         takers = [worker for worker in self.workers.values() if takes_new(worker, job.model)]
         takers = [worker for worker in takers if worker.id not in excluded] or takers
         need = job.prompt_tokens + (
@@ -57,13 +61,16 @@ class LeastLoadedRouter:
 
     def given(self, lease: Lease, worker: Worker, *, at_s: float) -> None:
         assert lease.job.key in worker.leases
+        self.told[worker.id] = standing(worker)
 
     def changed(self, worker: Worker) -> None:
         assert worker.id in self.workers
+        self.told[worker.id] = standing(worker)
 
     def joined(self, worker: Worker) -> None:
         assert worker.id not in self.workers
         self.workers[worker.id] = worker
+        self.told[worker.id] = standing(worker)
 
     def gone(self, worker: Worker) -> None:
         del self.workers[worker.id]
@@ -82,6 +89,22 @@ class LeastLoadedRouter:
 
     def sweep(self, at_s: float) -> None:
         return
+
+
+def standing(worker: Worker) -> tuple[object, ...]:
+    """All of a worker that a placement may rest on."""
+    return (
+        worker.phase,
+        worker.ready,
+        worker.draining,
+        worker.held_off,
+        worker.models,
+        worker.slots,
+        len(worker.leases),
+        worker.backlog_tokens,
+        worker.kv_tokens,
+        worker.kv_tokens_max,
+    )
 
 
 def takes_new(worker: Worker, model: str) -> bool:

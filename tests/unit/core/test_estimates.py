@@ -166,6 +166,27 @@ def test_the_pace_follows_the_jobs_that_end() -> None:
     assert wait_s(cluster) == pytest.approx(2 * before, rel=0.1)
 
 
+def test_one_odd_job_moves_the_pace_by_one_part_in_fifty() -> None:
+    """A job that took fifty times as long doubles the estimate, no more."""
+    cluster = a_pool(run_s=2.0)
+    before = wait_s(cluster)
+    cluster.end(of(Dispatch, cluster.decisions)[-1], run_s=100.0)
+    only(Dispatch, cluster.hold(a_spec("x", band=0)))
+    assert wait_s(cluster) == pytest.approx(2 * before, rel=0.03)
+
+
+def test_a_lane_alone_in_its_band_waits_for_no_other() -> None:
+    """Nothing is added for lanes that are not there."""
+    cluster = a_pool()
+    cluster.hold_many(1)
+    pool = cluster.scheduler._mind.queues.pool(MODEL)
+    pace = cluster.scheduler._estimates._pace(pool)
+    rate = pool.slots * pace.work_tokens / pace.seconds
+    residual_s = pace.seconds / pace.jobs / pool.slots
+    pace.arrivals = [0.0] * 4
+    assert wait_s(cluster) == pytest.approx(residual_s + 200.0 / rate, rel=1e-9)
+
+
 def test_an_end_without_time_or_work_teaches_nothing() -> None:
     """A job found settled did not run; a run of no time has no rate."""
     cluster = a_pool()

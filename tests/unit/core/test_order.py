@@ -434,6 +434,19 @@ def test_a_job_too_large_for_the_room_blocks_no_smaller_one() -> None:
     assert keys(Dispatch, cluster.end(running[0])) == ["acme.ok", "acme.too", "acme.too2"]
 
 
+def test_a_lane_that_finds_no_room_blocks_no_lane_behind_it() -> None:
+    """The least served lane has only a job that is too large: the next one's goes."""
+    cluster = Cluster()
+    cluster.hold(
+        a_spec("large", prompt_tokens=500),
+        a_spec("big", lane="beta", prompt_tokens=700, band=1),
+        a_spec("fits", lane="beta", prompt_tokens=120),
+        a_spec("fits2", lane="beta", prompt_tokens=120),
+    )
+    decisions = cluster.join("w1", load=Load(kv_tokens_max=1200))
+    assert keys(Dispatch, decisions) == ["beta.big", "beta.fits"]
+
+
 def test_a_lane_at_its_quota_blocks_no_other_lane() -> None:
     """Its row holds its own jobs only, and says so."""
     cluster = Cluster(a_policy(QuotaRow(lane=LANE, inflight_jobs_max=1)))
@@ -579,6 +592,16 @@ def test_a_newcomer_to_a_full_pool_costs_one_look_at_most() -> None:
     before = cluster.router.placed
     (queued,) = cluster.hold(a_spec("x", enqueued_at_s=1001.0))
     assert isinstance(queued, Queued)
+    assert cluster.router.placed == before
+
+
+def test_a_closed_pool_costs_no_look_for_a_smaller_job_either() -> None:
+    """Nobody has room even for the smallest job: size does not matter."""
+    cluster = Cluster()
+    cluster.join("w1", slots=1)
+    cluster.hold_many(3)
+    before = cluster.router.placed
+    cluster.hold(a_spec("tiny", prompt_tokens=1, output_tokens_max=1))
     assert cluster.router.placed == before
 
 

@@ -271,6 +271,27 @@ def test_a_new_policy_counts_what_runs_and_waits_under_its_rows() -> None:
     check_sums(cluster.scheduler)
 
 
+def test_a_new_policy_is_answered_in_order() -> None:
+    """Who may go now goes by band and line, not in the order in which they were pulled."""
+    cluster = Cluster(a_policy(QuotaRow(inflight_jobs_max=0)))
+    cluster.join("w1")
+    cluster.hold(a_spec("low", band=2), a_spec("high", band=1))
+    decisions = cluster.step(PolicyChanged(cluster.at_s, a_policy(QuotaRow(inflight_jobs_max=1))))
+    assert keys(Dispatch, decisions) == ["acme.high"]
+
+
+def test_a_new_policy_takes_nothing_from_the_minute() -> None:
+    """What runs was counted when it started."""
+    row = QuotaRow(tokens_per_min=60_000)
+    cluster = Cluster(a_policy(row))
+    cluster.join("w1")
+    cluster.hold(a_spec())
+    cluster.tick(1.0)
+    before = cluster.scheduler.views.rows()[0].bucket_tokens
+    cluster.step(PolicyChanged(cluster.at_s, a_policy(row, QuotaRow(lane="beta"))))
+    assert cluster.scheduler.views.rows()[0].bucket_tokens == before
+
+
 def test_a_tighter_policy_takes_nothing_back() -> None:
     """What runs goes on, over the row; nothing new goes until it is under it."""
     cluster = Cluster()
