@@ -128,6 +128,11 @@ async def test_address_where_nothing_listens() -> None:
         await from_monitor("http://127.0.0.1:1")
 
 
+def test_the_server_s_own_default_is_two_minutes() -> None:
+    """Case 32: as nats-server has it; a smaller figure here would promise what is not kept."""
+    assert DEFAULT_SYNC_S == 120.0
+
+
 @pytest.mark.parametrize(
     ("durability", "told"),
     [
