@@ -69,12 +69,7 @@ class Leadership:
             reserve_ratios=config.broker.held_reserve_ratios,
         )
         self.book = AttemptBook(bus)
-        self.scheduler = Scheduler(
-            config.policy,
-            epoch=term.epoch,
-            router=make_router(config.policy.routing),
-            rng=random.Random(term.epoch),
-        )
+        self.scheduler = _make_mind(config, term)
         self.loop = Loop(self.scheduler, self.shelf, observer=observer, book=self.book, now=now)
         self.closer = Closer(bus, closed=self._closed, given_up=self._given_up)
         self.endings = Endings(self.shelf, self.closer, now=now, tell=self.loop.tell)
@@ -98,16 +93,7 @@ class Leadership:
             counts=observer,
             now=now,
         )
-        self.reconciler = Reconciler(
-            bus=bus,
-            loop=self.loop,
-            shelf=self.shelf,
-            queues=self.queues,
-            found=observer.difference,
-            forget=self.endings.forget,
-            alarm_jobs=config.broker.reconcile_alarm_jobs,
-            alarm_ratio=config.broker.reconcile_alarm_ratio,
-        )
+        self.reconciler = self._make_reconciler()
         self.control = Control(
             bus, self.loop, self.shelf, self.endings, self.reconciler, snapshots, now=now
         )
@@ -124,6 +110,18 @@ class Leadership:
         )
         self._pulls: dict[JobAddress, Pull] = {}
         self.ready = False
+
+    def _make_reconciler(self) -> Reconciler:
+        return Reconciler(
+            bus=self._bus,
+            loop=self.loop,
+            shelf=self.shelf,
+            queues=self.queues,
+            found=self._observer.difference,
+            forget=self.endings.forget,
+            alarm_jobs=self._config.broker.reconcile_alarm_jobs,
+            alarm_ratio=self._config.broker.reconcile_alarm_ratio,
+        )
 
     async def run(self, election: Election) -> None:
         """Lead until the key is lost; then stop all at once, dropping held jobs silently.
@@ -251,3 +249,11 @@ class Leadership:
     def link_changed(self, *, up: bool) -> None:
         """Tell the mind that the broker's own link was lost or is back."""
         self.loop.tell(LinkChanged(self._now(), up))
+        if up:
+            self.reconciler.soon()
+
+
+def _make_mind(config: Config, term: Term) -> Scheduler:
+    policy = config.policy
+    router, rng = make_router(policy.routing), random.Random(term.epoch)
+    return Scheduler(policy, epoch=term.epoch, router=router, rng=rng)

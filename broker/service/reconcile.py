@@ -11,6 +11,7 @@ what is undelivered is counted in both orders.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -93,11 +94,19 @@ class Reconciler:
     """Called with the key of a job whose message is gone: its record stands."""
     look_again_s: float = LOOK_AGAIN_S
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def soon(self) -> None:
+        """Reconcile now: what was on its way when a link broke would else wait for its ack-wait."""
+        self._wanted.set()
 
     async def run(self, *, every_s: float) -> None:
-        """Reconcile each `every_s` until cancelled."""
+        """Reconcile each `every_s`, and when asked by `soon`, until cancelled."""
         while True:
-            await asyncio.sleep(every_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await self._wanted.wait()
+            self._wanted.clear()
             try:
                 await self.reconcile()
             except BusError as error:

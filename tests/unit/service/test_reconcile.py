@@ -273,3 +273,15 @@ async def test_other_lanes_are_not_touched() -> None:
         await desk.deliver(a_job(lane=OTHER_LANE))
         names = sorted(kinds(await reconcile(desk)))
         assert names == [("delivered_unheld", QUEUE), ("delivered_unheld", f"{OTHER_LANE}.2.tiny")]
+
+
+async def test_a_link_that_comes_back_is_a_reason_to_look_at_once() -> None:
+    """What was on its way when it broke would else stay hidden for its ack-wait."""
+    async with a_desk() as desk:
+        await desk.deliver(a_job())
+        desk.leader.reconciler.look_again_s = 0.0
+        duty = asyncio.create_task(desk.leader.reconciler.run(every_s=3600.0))
+        desk.leader.link_changed(up=False)
+        desk.leader.link_changed(up=True)
+        await until(lambda: desk.seen.differences["delivered_unheld"] == 1)
+        duty.cancel()
