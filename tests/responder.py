@@ -203,6 +203,8 @@ class Responder:
                 stream=stream,
                 name=consumer,
                 filter_subject=subjects.jobs(self.lane, band, model),
+                # What was on its way when a link broke comes again after this.
+                ack_wait_s=5.0,
                 max_ack_pending=max(self.window, 1000),
             )
         )

@@ -54,7 +54,7 @@ def suite(pytester: pytest.Pytester) -> pytest.Pytester:
 
 def test_hanging_coroutine_fails_alone(suite: pytest.Pytester) -> None:
     """Waiting, spinning or starved, it is cancelled, its fixtures end, and the next test runs."""
-    result = suite.runpytest_subprocess("-p", "no:randomly", "--timeout=1", "-k", "not blocks")
+    result = suite.runpytest_subprocess("-p", "no:randomly", "--timeout=3", "-k", "not blocks")
     result.assert_outcomes(passed=1, failed=3)
     result.stdout.fnmatch_lines(["*server stopped*"])
 
