@@ -7,9 +7,9 @@ import sys
 
 import uvloop
 
+from broker.bus import logs
 from broker.bus.base import Bus
 from tests.crashing import crash_at, faulty
-from worker_agent import log
 from worker_agent.engines import make_engine
 from worker_agent.flags import parse_flags
 from worker_agent.main import Connect, nats_connect, serve
@@ -30,7 +30,7 @@ def main() -> None:
     place, *flags = sys.argv[1:]
     config = parse_flags(flags)
     assert config is not None, "the test gave wrong flags"
-    log.set_up(worker=config.worker)
+    logs.set_up(worker=config.worker)
     connect = _dying(nats_connect(config.nats), place, worker=config.worker)
     uvloop.run(serve(config, connect=connect, engine=make_engine(config)))
 

@@ -66,12 +66,7 @@ class Agent:
         self.on_urgent: Callable[[], None] = lambda: None
         """Called when the next heartbeat should not wait for its time."""
         self.fence = Fence()
-        self.ledger = Ledger(
-            unacknowledged_max=config.ack_retries_max,
-            finished_max=config.finished_max,
-            seen_max=config.seen_max,
-            finished_beats=config.finished_beats,
-        )
+        self.ledger = _make_ledger(config)
         self._bus = bus
         self._now_s = now_s
         self._version = version
@@ -85,22 +80,8 @@ class Agent:
             on_facts=self._engine_told,
         )
         self._notes = Notes(bus, worker=config.worker, incarnation=self.incarnation)
-        self._acks = Acks(
-            bus,
-            self.ledger,
-            renew_s=config.renew_s,
-            retry_base_s=config.retry_base_s,
-            retry_s_max=config.retry_s_max,
-            call_s_max=config.call_s_max,
-        )
-        writer = RecordWriter(
-            bus,
-            retry_base_s=config.retry_base_s,
-            retry_s_max=config.retry_s_max,
-            call_s_max=config.call_s_max,
-            on_full=self._results_full,
-            on_room=self._results_have_room,
-        )
+        self._acks = _make_acks(config, bus, self.ledger)
+        writer = self._make_writer()
         self._supervisor = Supervisor(
             engine=engine,
             writer=writer,
@@ -139,6 +120,16 @@ class Agent:
         self._engine_incarnation = 0
         self._reports = 0
         self._drained = False
+
+    def _make_writer(self) -> RecordWriter:
+        return RecordWriter(
+            self._bus,
+            retry_base_s=self.config.retry_base_s,
+            retry_s_max=self.config.retry_s_max,
+            call_s_max=self.config.call_s_max,
+            on_full=self._results_full,
+            on_room=self._results_have_room,
+        )
 
     # ---- life ----
 
@@ -404,6 +395,26 @@ async def _kept_up(duty: Callable[[], Awaitable[None]], *, pause_s: float) -> No
         except Exception:  # noqa: BLE001  # The edge of a duty.
             _log.exception("duty failed", duty=duty)
             await asyncio.sleep(pause_s)
+
+
+def _make_ledger(config: WorkerConfig) -> Ledger:
+    return Ledger(
+        unacknowledged_max=config.ack_retries_max,
+        finished_max=config.finished_max,
+        seen_max=config.seen_max,
+        finished_beats=config.finished_beats,
+    )
+
+
+def _make_acks(config: WorkerConfig, bus: Bus, ledger: Ledger) -> Acks:
+    return Acks(
+        bus,
+        ledger,
+        renew_s=config.renew_s,
+        retry_base_s=config.retry_base_s,
+        retry_s_max=config.retry_s_max,
+        call_s_max=config.call_s_max,
+    )
 
 
 def _cache_limits(config: WorkerConfig) -> CacheLimits:

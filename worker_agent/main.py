@@ -19,8 +19,8 @@ import orjson
 import structlog
 import uvloop
 
+from broker.bus import logs
 from broker.bus.base import Bus, BusError, LinkDown, Timeout
-from worker_agent import log
 from worker_agent.agent import Agent, Superseded
 from worker_agent.config import NatsLink, WorkerConfig
 from worker_agent.engine.base import Engine, EngineError
@@ -129,7 +129,7 @@ def nats_connect(link: NatsLink) -> Connect:
 
 def run(config: WorkerConfig) -> int:
     """Run a worker in this process; returns the exit code."""
-    log.set_up(worker=config.worker)
+    logs.set_up(worker=config.worker)
     try:
         engine = make_engine(config)
     except ConfigMistake as mistake:
