@@ -5,7 +5,7 @@ import json
 import pytest
 import structlog
 
-from worker_agent import log
+from broker.bus import logs
 
 
 def test_a_line_is_json_with_worker_time_and_what_was_said(
@@ -14,7 +14,7 @@ def test_a_line_is_json_with_worker_time_and_what_was_said(
     """Objects that JSON does not know are shown, exceptions told, debug left out."""
     before = structlog.get_config()
     try:
-        log.set_up(worker="gpu1")
+        logs.set_up(worker="gpu1")
         logger = structlog.get_logger("test")
         logger.debug("unseen")
         logger.info("seen", what={1}, number=3)
