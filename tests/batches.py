@@ -63,6 +63,11 @@ def results(path: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 
+def whole_lines(path: Path) -> int:
+    """How many lines of a result file are written to their end, while it is being written."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def codes(plan: Plan) -> list[str]:
     """Codes of the error file, sorted."""
     return sorted(line["error"]["code"] for line in results(plan.errors) if line["error"])

@@ -25,7 +25,7 @@ from producers.errors import UnknownLane, UnknownModel
 from producers.ticket import TicketState
 from tests.acceptance.audit import Audit, all_completed
 from tests.acceptance.conftest import StartCluster
-from tests.batches import a_plan, check_invariant, codes, lines, results
+from tests.batches import a_plan, check_invariant, codes, lines, results, whole_lines
 
 IMPATIENT = ClientConfig(watchdog_s=0.5, sweep_s=0.1)
 
@@ -64,7 +64,7 @@ class BatchProcess:
 async def until_results(path: Path, count: int) -> None:
     """Wait until so many results are written."""
     async with asyncio.timeout(30):
-        while len(results(path)) < count:
+        while whole_lines(path) < count:
             await asyncio.sleep(0.02)
 
 

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from ops.nats.server import NatsServer
-from tests.batches import a_line, a_plan, check_invariant, lines, results
+from tests.batches import a_line, a_plan, check_invariant, lines, whole_lines
 
 INFERLANE = [sys.executable, "-m", "ops.cli.main"]
 
@@ -154,7 +154,7 @@ def test_a_slow_pipe_is_run_as_it_comes(
     assert process.stdin is not None
     process.stdin.write(a_line("first") + b"\n")
     process.stdin.flush()
-    wait_for(lambda: bool(results(plan.output)))
+    wait_for(lambda: bool(whole_lines(plan.output)))
     said, _ = process.communicate(a_line("last"), timeout=20)
     assert said.startswith(b"2 lines: 2 completed")
 
@@ -175,7 +175,7 @@ def test_a_stop_is_told_and_gone_on_from(
     plan = a_plan(tmp_path, lines(400))
     slow = Responding(nats_server.url, run_s=0.05, window=20)
     process = start(*batch(nats_server, tmp_path, "--concurrency", "20"))
-    wait_for(lambda: len(results(plan.output)) > 20)
+    wait_for(lambda: whole_lines(plan.output) > 20)
     process.send_signal(number)
     said, told = process.communicate(timeout=20)
     assert process.returncode == 130
@@ -228,7 +228,7 @@ def test_the_server_restarts_under_a_batch(tmp_path: Path, nats_server: NatsServ
     config = tmp_path / "quick.toml"
     config.write_text("[producer.client]\nwatchdog_s = 0.5\n")
     process = start(*batch(nats_server, tmp_path, "--config", str(config)))
-    wait_for(lambda: len(results(plan.output)) > 20)
+    wait_for(lambda: whole_lines(plan.output) > 20)
     nats_server.kill()
     nats_server.start()
     said, told = process.communicate(timeout=50)
