@@ -137,6 +137,7 @@ async def test_a_lost_ack_is_repeated_in_the_background(when: str) -> None:
         await stage.acknowledged()
         assert await stage.queued() == 0
         assert lost.raised == 3
+        await until(lambda: not stage.agent._acks._is_owed.is_set())
 
 
 async def test_an_unconfirmed_end_stays_in_the_heartbeats() -> None:

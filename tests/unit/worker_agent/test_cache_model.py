@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from broker.wire.messages import Usage
 from broker.wire.prefix import unpack_hashes
 from worker_agent.cache_model import (
@@ -116,6 +118,14 @@ def test_bytes_per_token_are_learned_from_usage() -> None:
     assert run(model, a_chain(1, 8), at_s=3.0, tokens_per_block=256) == 2 * 256
 
 
+def test_what_was_learned_first_is_moved_slowly() -> None:
+    """The first usage is taken as it is; each later one counts a tenth."""
+    model = a_model()
+    run(model, a_chain(1, 10), tokens_per_block=256)
+    run(model, a_chain(50, 10), at_s=1.0, tokens_per_block=128)
+    assert model.tokens_per_block == pytest.approx(256 / (1 + 0.1 * (2 - 1)))
+
+
 def test_nonsense_from_an_engine_teaches_within_bounds() -> None:
     """One token for a long prompt, or a million, is no tokenizer."""
     model = a_model()
@@ -189,6 +199,7 @@ def test_a_restarted_engine_is_told_in_full() -> None:
     report = model.report()
     assert report is not None
     assert (report.full, report.added, report.removed) == (True, b"", b"")
+    assert model.begin("r", a_chain(1, 10), at_s=8.0) == 0
     model.end("r", at_s=9.0)
     assert model.report() is None
 

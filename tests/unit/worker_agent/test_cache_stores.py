@@ -79,6 +79,20 @@ def test_what_runs_stays_beyond_the_bound() -> None:
     assert store.take_gone() == [3]
 
 
+def test_a_prefix_of_two_requests_stays_until_both_have_ended() -> None:
+    """The second still reads it; after both it may go."""
+    store = BlockCache()
+    for name in ("a", "b"):
+        store.begin(name, [1, 2], at_s=1.0)
+        store.fill(name, at_s=1.0)
+    store.end("a", tail_blocks=0, at_s=2.0)
+    store.bound(0)
+    assert store.take_gone() == []
+    store.end("b", tail_blocks=0, at_s=3.0)
+    store.bound(0)
+    assert sorted(store.take_gone()) == [1, 2]
+
+
 def test_answers_take_room_too_and_are_never_told() -> None:
     """The answer's blocks push older prefixes out; nobody can name them, so nobody hears."""
     store = BlockCache()
