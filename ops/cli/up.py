@@ -181,4 +181,7 @@ async def _keep_alive(member: "Member") -> None:
 
 def _command() -> str:
     """How to call this program here: by its name, or by its path where PATH has it not."""
-    return "inferlane" if shutil.which("inferlane") else sys.argv[0]
+    beside = Path(sys.executable).with_name("inferlane")
+    if shutil.which("inferlane"):
+        return "inferlane"
+    return str(beside) if beside.exists() else f"{sys.executable} -m ops.cli.main"

@@ -31,16 +31,21 @@ class Up:
     async def until(self, said: str) -> str:
         """Read what it says until a line has this in it; return that line."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(40):
-            async for line in self.process.stdout:
-                if said in (text := line.decode()):
-                    return text
-        message = f"it never said {said!r}"
+        heard: list[str] = []
+        try:
+            async with asyncio.timeout(40):
+                async for line in self.process.stdout:
+                    heard.append(line.decode())
+                    if said in heard[-1]:
+                        return heard[-1]
+        except TimeoutError:
+            pass
+        message = f"it never said {said!r}, but {''.join(heard)!r}"
         raise AssertionError(message)
 
     async def url(self) -> str:
         """Wait until it is up; return where NATS listens."""
-        found = re.search(r"nats://\S+", await self.until("inferlane submit"))
+        found = re.search(r"nats://\S+", await self.until(" submit "))
         assert found
         return found[0]
 
