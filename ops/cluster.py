@@ -209,10 +209,10 @@ class LocalCluster:
 
     async def close(self) -> None:
         """End everything: workers first, the server last. Idempotent."""
-        for member in reversed(list(self.members.values())):
-            member.signal(signal.SIGTERM)
-        for member in list(self.members.values()):
-            await member.stop()
+        async with asyncio.TaskGroup() as group:
+            # One signal each: a second one would cut a worker's leave short.
+            for member in reversed(list(self.members.values())):
+                group.create_task(member.stop())
         await asyncio.to_thread(self.server.stop)
         if self._warden is not None and self._lock is not None:
             await asyncio.to_thread(self._warden.close)

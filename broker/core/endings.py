@@ -133,7 +133,9 @@ class Endings:
                     output_tokens=usage.output_tokens,
                 )
             )
-            self._hit(lease, worker, usage.cached_tokens)
+            if usage.cached_tokens or finished.predicted_hit_tokens:
+                # An engine that does not tell its hits reports none, and none predicted.
+                self._hit(lease, worker, usage.cached_tokens)
         elif finished.kind is not Kind.COMPLETED:
             uncached_tokens = lease.job.prompt_tokens - lease.hit_tokens
             real = float(

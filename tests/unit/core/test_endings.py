@@ -237,6 +237,15 @@ def test_the_engines_word_on_the_hit_is_told_once() -> None:
     assert cluster.router.hits_seen == [("acme.j1", 64), ("acme.j2", 70)]
 
 
+def test_an_engine_that_tells_no_hits_is_not_distrusted() -> None:
+    """No word on cached tokens is no miss; a hit that was predicted and did not come is one."""
+    cluster, dispatch = two_workers()
+    cluster.end(dispatch, usage=Usage(100, 0, 5), predicted_hit_tokens=0)
+    missed = only(Dispatch, cluster.hold(a_spec("j2")))
+    cluster.end(missed, usage=Usage(100, 0, 5), predicted_hit_tokens=64)
+    assert cluster.router.hits_seen == [("acme.j2", 0)]
+
+
 # ---- ends ---------------------------------------------------------------------------------------
 
 
