@@ -103,6 +103,16 @@ def test_a_job_held_late_is_aged_at_once() -> None:
     assert run_all(cluster, dispatch, count=4)[-1] == "acme.old"
 
 
+def test_aged_jobs_get_their_bands_share_too() -> None:
+    """Where nothing may rise, a backlog that has aged still has its guaranteed part."""
+    policy = a_policy(order=OrderPolicy(lane_slack_tokens=0.0, aged_share_max=0.0))
+    cluster, dispatch = one_slot(policy)
+    cluster.hold_many(100, band=2, prefix="old", enqueued_at_s=cluster.at_s - 100.0)
+    cluster.hold_many(300, band=1, prefix="new")
+    shares = shares_of(cluster, dispatch, count=200)
+    assert shares[2] == pytest.approx(0.10, abs=0.01)
+
+
 def test_case_19_an_aged_backlog_takes_no_more_than_the_cap() -> None:
     """Aged standard work gets at most a quarter while people wait, and about that."""
     cluster, dispatch = one_slot(aging_policy())

@@ -104,7 +104,7 @@ def test_a_prefilled_job_is_adopted_as_decoding() -> None:
     (view,) = cluster.scheduler.views.workers()
     assert (view.backlog_tokens, view.decoding_jobs, view.kv_tokens) == (0, 1, 150)
     (lease,) = cluster.scheduler.leases()
-    assert lease.hit_tokens == 100
+    assert (lease.hit_tokens, lease.uncached_tokens) == (100, 0)
 
 
 def test_adopting_is_allowed_before_start_up_is_over() -> None:

@@ -312,6 +312,8 @@ def test_a_row_per_worker_in_a_new_policy_knows_the_fleet() -> None:
     row = QuotaRow(inflight_jobs_max_per_worker=1.0)
     cluster.step(PolicyChanged(cluster.at_s, a_policy(row)))
     assert cluster.scheduler.views.rows()[0].inflight_jobs_max == 2.0
+    cluster.join("w3")
+    assert cluster.scheduler.views.rows()[0].inflight_jobs_max == 3.0
 
 
 def test_new_weights_and_waits_hold_for_those_who_wait() -> None:

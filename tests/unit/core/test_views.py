@@ -112,7 +112,7 @@ def test_why_tells_of_a_waiting_job() -> None:
     why = cluster.scheduler.views.why("acme.j2")
     assert why is not None
     assert (why.leased, why.position, why.held_by) == (False, 1, HeldBy.ROOM)
-    assert (why.worker, why.attempt, why.row) == ("", None, "")
+    assert (why.worker, why.attempt, why.row, why.output_tokens) == ("", None, "", 0)
     assert why.wait_s > 0.0
 
 
