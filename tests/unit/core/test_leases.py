@@ -364,3 +364,13 @@ def test_a_tick_looks_at_a_bounded_number_of_workers() -> None:
     cluster.tick()
     assert len(of(Probe, cluster.tick(1.0))) == TICK_WORKERS_MAX
     assert len(of(Probe, cluster.tick())) == 6
+
+
+def test_a_live_worker_that_restarted_counts_no_more_until_it_speaks() -> None:
+    """Found out by a probe while it counted: its slots leave the pool and the rows at once."""
+    cluster = Cluster(a_policy())
+    cluster.join("w1")
+    before = cluster.scheduler.views.pools()[0]
+    answer_probe(cluster, "w1", incarnation=2)
+    after = cluster.scheduler.views.pools()[0]
+    assert (before.workers, after.workers, after.slots) == (1, 0, 0)
