@@ -1,0 +1,1 @@
+"""Where simulated requests come from: public traces, and generated loads."""
