@@ -57,7 +57,9 @@ def holdings(
 
 
 def tokens_per_block(job: JobSpec) -> float:
-    """Estimate the tokens of a block: the prompt's, spread over its text."""
+    """Return the tokens of a block; where nobody told, the prompt's are spread over its text."""
+    if job.block_tokens:
+        return job.block_tokens
     blocks = len(job.blocks)
     if not 0 < blocks < BLOCKS_MAX:
         # Nothing to share, or a prompt too long to tell where its text ends.

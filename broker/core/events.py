@@ -24,6 +24,8 @@ class JobSpec:
     output_tokens_max: int = 256
     blocks: Sequence[int] = ()
     """Chained prefix-block hashes, first block first."""
+    block_tokens: float = 0.0
+    """Prompt tokens that each block stands for; 0: not known, estimated from the wire's blocks."""
     enqueued_at_s: float = 0.0
     """When its stream stored it; retries keep it."""
     deadline_at_s: float | None = None

@@ -7,7 +7,7 @@ tokens, not pages: the last page of a request is the only difference.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class KvCache:
@@ -20,6 +20,9 @@ class KvCache:
         self.idle_tokens = 0
         """Kept for reuse, held by nobody."""
         self.evicted_blocks = 0
+        self.journal: dict[int, bool] | None = None
+        """Blocks stored (True) or gone (False) since it was last emptied, in order: the KV events
+        that an engine sends. None: not kept."""
         self._tokens: dict[int, int] = {}
         self._holders: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -33,6 +36,10 @@ class KvCache:
     def reclaimable_tokens(self) -> int:
         """Room that can be had: free, or kept for reuse only."""
         return self.capacity_tokens - self.used_tokens
+
+    def blocks(self) -> Iterable[int]:
+        """Return all blocks that can be matched, a parent before its children."""
+        return self._tokens.keys()
 
     def match(self, blocks: Sequence[int], *, tokens_max: int) -> tuple[int, int]:
         """Return how many leading blocks are there, of at most `tokens_max`, and their tokens."""
@@ -68,6 +75,12 @@ class KvCache:
             return
         self._tokens[block] = tokens
         self._holders[block] = 1
+        self._note(block, stored=True)
+
+    def _note(self, block: int, *, stored: bool) -> None:
+        if self.journal is not None:
+            self.journal.pop(block, None)
+            self.journal[block] = stored
 
     def release(self, block: int) -> None:
         """Let go of a held block; it stays for reuse when it was held by nobody else."""
@@ -89,6 +102,7 @@ class KvCache:
             block, _ = self._idle.popitem(last=False)
             self.idle_tokens -= self._tokens.pop(block)
             self.evicted_blocks += 1
+            self._note(block, stored=False)
         return True
 
     def free(self, tokens: int) -> None:
@@ -99,5 +113,6 @@ class KvCache:
         """Drop everything that is kept for reuse only."""
         for block in self._idle:
             del self._tokens[block]
+            self._note(block, stored=False)
         self._idle.clear()
         self.idle_tokens = 0

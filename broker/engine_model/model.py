@@ -40,6 +40,8 @@ class EngineModel:
         """Prompt tokens computed since the start, recomputed ones included."""
         self.generated_tokens = 0
         self.preemptions = 0
+        self.busy_s = 0.0
+        """Time spent in steps that are over."""
         self._progress = progress
         self._now_s = 0.0
         self._phase: Phase | None = None
@@ -163,6 +165,7 @@ class EngineModel:
 
     def _end(self, phase: Phase) -> None:
         self._plan_at_s = phase.end_s(phase.done)
+        self.busy_s += self._plan_at_s - phase.start_s
         self._phase = None
 
     # ---- the make-up of a step ----
