@@ -1,13 +1,32 @@
 """Every policy of the field that the simulator knows, and a way to make one by its label."""
 
-from broker.sim.peers import dynamo, least_requests, power_of_two, round_robin
+from broker.sim.peers import (
+    aibrix,
+    dynamo,
+    least_requests,
+    llmd_affinity,
+    llmd_weighted,
+    lmetric,
+    power_of_two,
+    prefix_hash,
+    production_stack,
+    round_robin,
+    sglang,
+)
 from broker.sim.peers.base import Knobs, MakePeer
 
 _MODULES: tuple[Knobs, ...] = (
     round_robin,
     least_requests,
     power_of_two,
+    prefix_hash,
+    sglang,
+    production_stack,
+    llmd_affinity,
+    llmd_weighted,
     dynamo,
+    lmetric,
+    aibrix,
 )
 
 PEERS: dict[str, Knobs] = {peer.NAME: peer for peer in _MODULES}
