@@ -49,6 +49,8 @@ class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """One file of the decision log; then the next is begun. 0: no decision log."""
     decision_log_files_max: Annotated[int, Meta(ge=1, le=1000)] = 8
     """Files of the decision log that are kept."""
+    decision_log_prefixes: bool = True
+    """Tell each job's prefix hashes (no text), which traces and replays need."""
     http_host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     """Where /healthz, /readyz, /metrics and the status page listen. They have no password."""
     http_port: Annotated[int, Meta(ge=0, le=65535)] = 9470

@@ -1,9 +1,11 @@
 """Why each job went where it went: a JSON line per dispatch and per end, joined by key and attempt.
 
 The loop only puts records on a bounded queue; a thread encodes, writes and rotates. A slow or full
-disk costs lines, which are counted, and never a job: the log is for people, nothing reads it back.
+disk costs lines, which are counted, and never a job: no broker reads them back. People do, and
+`sim/decisions` makes traces and replays of them: what a job asked for, never its text.
 """
 
+import base64
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -13,13 +15,29 @@ from typing import Any
 
 import orjson
 import structlog
+import xxhash
 
 from broker.core.decisions import Candidate, Dispatch
+from broker.core.events import JobSpec
 from broker.service.log_files import LogFiles
 from broker.wire.messages import Attempt, Finished, Kind, Reason
+from broker.wire.prefix import BLOCKS_MAX, pack_hashes
 
 QUEUE_LINES_MAX = 20_000
 """Records waiting for the writer: two seconds at 5,000 jobs/s, some 20 MB."""
+
+QUEUE_BLOCKS_MAX = 4_000_000
+"""Prefix blocks of the jobs that those records keep in memory: 32 MB, 200 blocks (some 12,000
+tokens) a line. Without it a disk that hangs could hold 20,000 of the longest prompts: 1.3 GB."""
+
+PREFIX_STRIDE = 8
+"""One prefix hash of so many is told: 2,048 bytes of text, some 512 tokens, the block of public
+traces (Mooncake). Hashes are chained: an equal one is an equal whole prefix, so thinning is exact
+down to the stride."""
+
+PREFIXES_MAX = BLOCKS_MAX // PREFIX_STRIDE
+"""Prefix hashes in a line, 11 bytes each: all that the wire's longest list comes to (11 kB). The
+mean of Mooncake's conversations is 23."""
 
 CANDIDATES_MAX = 8
 """Scored workers told in a line, best first; the number of all stands beside them."""
@@ -41,6 +59,13 @@ class Dispatched:
     decision: Dispatch
     band: int
     model: str
+    job: JobSpec | None = None
+    """What it asked for; None of a job known from a worker's list only."""
+
+    @property
+    def blocks(self) -> int:
+        """Count the prefix blocks it keeps in memory."""
+        return 0 if self.job is None else len(self.job.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +83,11 @@ class Ended:
     e2e_s: float | None = None
     """Since the job was queued."""
 
+    @property
+    def blocks(self) -> int:
+        """Count the prefix blocks it keeps in memory: none."""
+        return 0
+
 
 Entry = Dispatched | Ended
 
@@ -71,12 +101,22 @@ class DecisionLog:
         *,
         file_bytes_max: int,
         files_max: int,
+        prefixes: bool = True,
         queue_lines_max: int = QUEUE_LINES_MAX,
+        queue_blocks_max: int = QUEUE_BLOCKS_MAX,
     ) -> None:
-        """Write to `folder`, made if absent. With `file_bytes_max` 0 nothing is logged."""
+        """Write to `folder`, made if absent. With `file_bytes_max` 0 nothing is logged.
+
+        Without `prefixes` dispatches are told without the hashes of the prompt's prefix.
+        """
         self._files = LogFiles(folder, "decisions", bytes_max=file_bytes_max, files_max=files_max)
         self._queue: deque[Entry] = deque()
         self._queue_lines_max = queue_lines_max if file_bytes_max else 0
+        self._queue_blocks_max = queue_blocks_max
+        # Each is written by one thread only: what waits is the difference.
+        self._blocks_put = 0
+        self._blocks_taken = 0
+        self._prefixes = prefixes
         self._dropped = 0
         self._lost = 0
         self._written = 0
@@ -114,7 +154,10 @@ class DecisionLog:
 
     def put(self, entry: Entry) -> None:
         """Log an entry. Never waits: with a full queue the entry is dropped and counted."""
-        if len(self._queue) < self._queue_lines_max:
+        blocks_put = self._blocks_put + entry.blocks
+        has_room = blocks_put - self._blocks_taken <= self._queue_blocks_max
+        if has_room and len(self._queue) < self._queue_lines_max:
+            self._blocks_put = blocks_put
             self._queue.append(entry)
         elif self._queue_lines_max:
             self._dropped += 1
@@ -136,7 +179,7 @@ class DecisionLog:
         if not entries:
             return
         try:
-            self._files.append(b"".join(line(entry) for entry in entries))
+            self._files.append(b"".join(line(one, prefixes=self._prefixes) for one in entries))
         except OSError as error:
             self._lost += len(entries)
             self._tell(f"{self._files.path}: {error.strerror or error}")
@@ -145,6 +188,8 @@ class DecisionLog:
         else:
             self._tell("")
             self._written += len(entries)
+        finally:
+            self._blocks_taken += sum(entry.blocks for entry in entries)
 
     def _tell(self, trouble: str) -> None:
         """Say once that lines are being lost, and once that they are not any more."""
@@ -155,17 +200,21 @@ class DecisionLog:
         self._trouble = trouble
 
 
-def line(entry: Entry) -> bytes:
+def line(entry: Entry, *, prefixes: bool = True) -> bytes:
     """Write one entry as a JSON line."""
     match entry:
         case Dispatched():
             record = _dispatch(entry)
+            if entry.job is not None:
+                record |= _asked(entry.job)
+                if prefixes:
+                    record["blocks"] = _thinned(entry.job)
         case Ended():
             record = _end(entry)
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _dispatch(entry: Dispatched) -> Mapping[str, Any]:
+def _dispatch(entry: Dispatched) -> dict[str, Any]:
     decision, why = entry.decision, entry.decision.explanation
     best_first = sorted(why.candidates, key=_score)[:CANDIDATES_MAX]
     return {
@@ -173,6 +222,7 @@ def _dispatch(entry: Dispatched) -> Mapping[str, Any]:
         "at_s": round(entry.at_s, 6),
         "key": decision.key,
         "attempt": _numbers(decision.attempt),
+        "enqueued_at_s": round(decision.enqueued_at_s, 6),
         "worker": decision.worker,
         "band": entry.band,
         "model": entry.model,
@@ -194,6 +244,29 @@ def _dispatch(entry: Dispatched) -> Mapping[str, Any]:
             for one in best_first
         ],
     }
+
+
+def _asked(job: JobSpec) -> Mapping[str, Any]:
+    """Tell what a job asked for, as the broker knows it; its lane stands in its key."""
+    return {
+        "prompt_tokens": job.prompt_tokens,
+        "output_tokens_max": job.output_tokens_max,
+        "session": _session(job),
+        "prompt_blocks": len(job.blocks),
+    }
+
+
+def _session(job: JobSpec) -> str:
+    """Tell sessions apart without their names, which may name people."""
+    if not job.session:
+        return ""
+    return xxhash.xxh3_64_hexdigest(f"{job.lane}.{job.session}".encode())
+
+
+def _thinned(job: JobSpec) -> str:
+    """Pack the hash of every whole PREFIX_STRIDE blocks, as on the wire, in base64."""
+    hashes = job.blocks[PREFIX_STRIDE - 1 :: PREFIX_STRIDE][:PREFIXES_MAX]
+    return base64.b64encode(pack_hashes(hashes)).decode()
 
 
 def _score(candidate: Candidate) -> float:

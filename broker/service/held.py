@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from broker.bus.base import Delivery, Pull
+from broker.core.events import JobSpec
 from broker.wire.messages import Attempt
 
 
@@ -72,6 +73,8 @@ class Held:
     submitted_at_s: float = 0.0
     prompt_blocks: int = 0
     """Whole prefix blocks of its prompt; 0 when not known."""
+    spec: JobSpec | None = None
+    """What the mind was told of it, the same object; None when known from a worker's list only."""
     stage: Stage = Stage.WAITING
     sent: Attempt | None = None
     """The attempt last offered to a worker: the answer to an earlier one says nothing now."""

@@ -104,7 +104,7 @@ class Intake:
             pull=pull,
             renewed_at_s=self._now(),
         )
-        _describe(held, job)
+        _describe(held, job, spec)
         dead_letter = self._book.dead_letters.get(held.key)
         running = self._is_running(held.key)
         self._shelf.put(held, None if running or dead_letter else delivery.data)
@@ -122,7 +122,7 @@ class Intake:
         if known.unread:
             # A worker's list tells little of a job; its message tells all.
             known.unread = False
-            _describe(known, job)
+            _describe(known, job, spec)
             self._tell(JobHeld(self._now(), spec))
 
     def _spec(self, job: Job, delivery: Delivery) -> JobSpec:
@@ -196,12 +196,13 @@ class Intake:
         )
 
 
-def _describe(held: Held, job: Job) -> None:
+def _describe(held: Held, job: Job, spec: JobSpec) -> None:
     """Note what only a job's message says."""
     held.client = job.client
     held.request_id = job.request_id
     held.submitted_at_s = job.submitted_at_s
     held.prompt_blocks = len(job.blocks) // HASH_BYTES
+    held.spec = spec
 
 
 def _read(delivery: Delivery, address: JobAddress) -> Job:

@@ -159,6 +159,7 @@ async def serve(config: Config, *, open_bus: OpenBus | None = None) -> None:
         Path(config.broker.state_dir),
         file_bytes_max=config.broker.decision_log_bytes_max,
         files_max=config.broker.decision_log_files_max,
+        prefixes=config.broker.decision_log_prefixes,
     )
     try:
         bus = await (open_bus or connect)(config)

@@ -127,7 +127,7 @@ class Observer:
             self._metrics.queued_s(why.queue_s, lane=held.lane, band=held.band)
         if told is not None:
             self._metrics.wait_estimated(told_s=told[1], had_s=at_s - told[0], band=held.band)
-        self._log.put(Dispatched(at_s, decision, band=held.band, model=held.model))
+        self._log.put(Dispatched(at_s, decision, held.band, held.model, held.spec))
 
     def _queued(self, key: str, wait_s: float, at_s: float) -> None:
         if len(self._told) < ESTIMATES_MAX:

@@ -69,6 +69,7 @@ COMMANDS = (
     Command("lanes", LOOK),
     Command("drain", LOOK),
     Command("dlq", LOOK),
+    Command("decisions", LOOK),
     Command("reconcile", LOOK),
     Command("doctor", LOOK),
 )

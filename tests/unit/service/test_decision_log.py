@@ -1,7 +1,10 @@
 """The decision log: what its lines say, and that it never holds up or brings down the broker."""
 
+import base64
 import threading
 import time
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,10 @@ import orjson
 import pytest
 
 from broker.core.decisions import Candidate, Dispatch, Explanation, HeldBy
+from broker.core.events import JobSpec
 from broker.service.decision_log import (
     CANDIDATES_MAX,
+    PREFIXES_MAX,
     DecisionLog,
     Dispatched,
     Ended,
@@ -18,6 +23,7 @@ from broker.service.decision_log import (
 )
 from broker.service.log_files import LogFiles
 from broker.wire.messages import Attempt, Finished, Kind, Outcome, Reason, Usage
+from broker.wire.prefix import BLOCKS_MAX, block_hashes, seed, unpack_hashes
 
 
 def a_dispatch(*, candidates: int = 2) -> Dispatch:
@@ -48,6 +54,12 @@ def a_dispatch(*, candidates: int = 2) -> Dispatch:
     )
 
 
+def a_job(blocks: Sequence[int] = (), **fields: Any) -> JobSpec:
+    """What acme.j1 asked for."""
+    defaults: dict[str, Any] = {"blocks": array("Q", blocks)}
+    return JobSpec("acme.j1", "acme", 1, "tiny", **{**defaults, **fields})
+
+
 def a_finished(**fields: Any) -> Finished:
     """Attempt (7, 3) of acme.j1, completed."""
     defaults: dict[str, Any] = {
@@ -65,7 +77,8 @@ def a_finished(**fields: Any) -> Finished:
 
 def a_log(folder: Path, **fields: Any) -> DecisionLog:
     """A log of one file of a megabyte."""
-    return DecisionLog(folder, **{"file_bytes_max": 1_000_000, "files_max": 2, **fields})
+    defaults: dict[str, Any] = {"file_bytes_max": 1_000_000, "files_max": 2}
+    return DecisionLog(folder, **{**defaults, **fields})
 
 
 def _read(entry: Dispatched | Ended) -> dict[str, Any]:
@@ -80,6 +93,7 @@ def test_line_of_a_dispatch() -> None:
         "at_s": 1000.0,
         "key": "acme.j1",
         "attempt": [7, 3],
+        "enqueued_at_s": 999.0,
         "worker": "w0",
         "band": 1,
         "model": "tiny",
@@ -96,6 +110,68 @@ def test_line_of_a_dispatch() -> None:
             {"worker": "w0", "score": 9.0, "hit_tokens": 640, "backlog_tokens": 0},
         ],
     }
+
+
+def test_what_a_job_asked_for() -> None:
+    """Tokens, its session's hash, and one prefix hash of each eight, as on the wire."""
+    job = a_job(range(20), prompt_tokens=700, output_tokens_max=64, session="alice@example.org")
+    told = _read(Dispatched(1000.0, a_dispatch(), band=1, model="tiny", job=job))
+    assert (told["prompt_tokens"], told["output_tokens_max"], told["prompt_blocks"]) == (
+        700,
+        64,
+        20,
+    )
+    assert list(unpack_hashes(base64.b64decode(told["blocks"]))) == [7, 15]
+    assert len(told["session"]) == 16
+    assert "alice" not in str(told)
+
+
+def test_sessions_are_told_apart() -> None:
+    """The same name is one session in a lane, and another one in another lane; none is none."""
+    jobs = (
+        a_job(session="s"),
+        JobSpec("acme.j2", "acme", 1, "tiny", session="s"),
+        JobSpec("bolt.j1", "bolt", 1, "tiny", session="s"),
+        a_job(),
+    )
+    one, same, other, none = (
+        _read(Dispatched(1.0, a_dispatch(), 1, "tiny", job))["session"] for job in jobs
+    )
+    assert one == same
+    assert one != other
+    assert none == ""
+
+
+def test_thinned_hashes_tell_the_same_prefixes_apart() -> None:
+    """Prompts that share 2,048-byte beginnings share that many hashes, and no more."""
+    start = seed(model="tiny", scope="acme")
+    texts = (b"a" * 4096 + b"b" * 2048, b"a" * 4096 + b"c" * 2048)
+    one, two = (
+        _read(Dispatched(1.0, a_dispatch(), 1, "tiny", a_job(block_hashes(text, seed=start))))
+        for text in texts
+    )
+    left, right = (unpack_hashes(base64.b64decode(told["blocks"])) for told in (one, two))
+    assert [a == b for a, b in zip(left, right, strict=True)] == [True, True, False]
+
+
+def test_log_without_prefixes() -> None:
+    """Turned off, nothing tells what prompts share; all else stands."""
+    entry = Dispatched(1.0, a_dispatch(), 1, "tiny", a_job(range(16), prompt_tokens=9))
+    told = orjson.loads(line(entry, prefixes=False))
+    assert "blocks" not in told
+    assert (told["prompt_tokens"], told["prompt_blocks"]) == (9, 16)
+
+
+def test_longest_line() -> None:
+    """The longest prefix of the wire is told whole, in some 12 kB."""
+    entry = Dispatched(
+        1.0, a_dispatch(candidates=99), 1, "tiny", a_job(range(1 << 60, (1 << 60) + BLOCKS_MAX))
+    )
+    told = line(entry)
+    hashes = unpack_hashes(base64.b64decode(orjson.loads(told)["blocks"]))
+    assert len(hashes) == PREFIXES_MAX
+    assert hashes[-1] == (1 << 60) + BLOCKS_MAX - 1
+    assert len(told) < 13_000
 
 
 def test_line_of_an_end_joins_its_dispatch() -> None:
@@ -173,6 +249,41 @@ def test_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     release.set()
     log.close()
     assert log.lines_written == 6
+
+
+def test_prefixes_that_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waiting lines keep in memory is bounded; once they are written there is room again."""
+    monkeypatch.setattr("broker.service.decision_log.FLUSH_S", 0.001)
+    entered, release = threading.Event(), threading.Event()
+    real = LogFiles.append
+
+    def append(self: LogFiles, lines: bytes) -> None:
+        entered.set()
+        release.wait()
+        real(self, lines)
+
+    monkeypatch.setattr(LogFiles, "append", append)
+    log = a_log(tmp_path, queue_blocks_max=25)
+    entry = Dispatched(1.0, a_dispatch(), 1, "tiny", a_job(range(10)))
+    log.put(entry)
+    assert entered.wait(5)
+    for _ in range(3):
+        log.put(entry)
+    log.put(Ended(2.0, "acme.j1"))
+    assert log.lines_dropped == 2
+    release.set()
+    _until(lambda: log.lines_written == 3)
+    log.put(entry)
+    log.close()
+    assert (log.lines_written, log.lines_dropped) == (4, 2)
+
+
+def test_log_that_is_told_to_leave_prefixes_out(tmp_path: Path) -> None:
+    """The setting reaches the lines."""
+    log = a_log(tmp_path, prefixes=False)
+    log.put(Dispatched(1.0, a_dispatch(), 1, "tiny", a_job(range(8))))
+    log.close()
+    assert "blocks" not in orjson.loads(log.path.read_bytes())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")

@@ -96,6 +96,7 @@ async def test_a_good_job_is_held_with_all_that_its_message_says() -> None:
         (event,) = events(desk)
         assert (event.job.session, event.job.streamed, event.job.adapter) == ("s", True, "ad")
         assert event.job.deadline_at_s == 2e9
+        assert held.spec is event.job
         assert desk.window.released == 0
 
 
@@ -203,6 +204,7 @@ async def test_an_adopted_jobs_message_tells_what_its_workers_list_did_not() -> 
         assert len(events(desk)) == 1
         (lease,) = desk.leader.scheduler.leases()
         assert lease.job.streamed
+        assert held.spec is not None
         assert desk.window.released == 2
 
 

@@ -136,6 +136,17 @@ def a_heartbeat(*finished: Finished) -> Heartbeat:
     )
 
 
+def test_dispatch_tells_what_was_asked_for(bench: Bench) -> None:
+    """The job that intake read stands in the line; of one from a worker's list little is known."""
+    job = JobSpec(KEY, "acme", 1, "tiny", prompt_tokens=77, enqueued_at_s=100.0)
+    bench.step(Tick(102.0), a_dispatch(), held=a_held(spec=job))
+    bench.step(Tick(102.0), a_dispatch(), held=a_held())
+    known, listed = bench.lines()
+    assert (known["prompt_tokens"], known["enqueued_at_s"]) == (77, 100.0)
+    assert "prompt_tokens" not in listed
+    assert listed["enqueued_at_s"] == 100.0
+
+
 def a_job() -> JobSpec:
     """acme.j1."""
     return JobSpec(key=KEY, lane="acme", band=1, model="tiny", enqueued_at_s=100.0)
