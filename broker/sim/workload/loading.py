@@ -72,10 +72,17 @@ def _found(name: str, traces: Path | None) -> tuple[Path, str]:
     if traces is not None:
         places.append(traces / relative)
     for place in places:
-        if place.exists():
+        if _exists(place):
             return place, source or str(place)
     looked = " nor ".join(str(place) for place in places)
     raise TraceError(name, f"no such trace: not {looked}; {_names()}")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # A name too long for a file, a folder that may not be entered.
+        return False
 
 
 def _names() -> str:

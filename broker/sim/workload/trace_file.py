@@ -21,7 +21,7 @@ def read_lines(path: Path) -> list[Line]:
     """Return the file's lines but for blank ones; never empty.
 
     Raises:
-        TraceError: the file is missing, a folder, unreadable, broken or empty.
+        TraceError: the file can't be read, is broken or empty.
     """
     content = _decompressed(_read(path), path)
     numbered = enumerate(content.removeprefix(b"\xef\xbb\xbf").splitlines(), 1)
@@ -34,10 +34,6 @@ def read_lines(path: Path) -> list[Line]:
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except FileNotFoundError as error:
-        raise TraceError(path, "no such file") from error
-    except IsADirectoryError as error:
-        raise TraceError(path, "is a folder: name a trace file in it") from error
     except OSError as error:
         raise TraceError(path, f"can't be read: {error.strerror}") from error
 

@@ -6,6 +6,7 @@ import pytest
 
 from broker.sim.errors import SimError, TraceError
 from broker.sim.workload.loading import EXCERPTS, load
+from broker.sim.workload.trace_file import read_lines
 
 ROW = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}'
 
@@ -46,6 +47,18 @@ def test_missing_file_says_where_it_was_looked_for(tmp_path: Path) -> None:
     assert str(tmp_path / "nope.jsonl") in text
     assert "excerpt:conversation" in text
     assert "shared_prompts" in text
+
+
+def test_name_too_long_for_a_file_is_just_missing() -> None:
+    """What no file can be called is told like any other missing one."""
+    with pytest.raises(TraceError, match="no such trace"):
+        load("x" * 5000)
+
+
+def test_unreadable_file_says_why(tmp_path: Path) -> None:
+    """What the system says is passed on, with the path."""
+    with pytest.raises(TraceError, match=f"{tmp_path}: can't be read: Is a directory"):
+        read_lines(tmp_path)
 
 
 def test_folder_is_no_trace(tmp_path: Path) -> None:
