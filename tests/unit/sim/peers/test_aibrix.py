@@ -47,6 +47,14 @@ def test_more_deviations_keep_a_busy_holder_in_line() -> None:
         assert (chosen == 0) is stays
 
 
+def test_a_holder_at_the_bound_is_in_line() -> None:
+    """Where all counts are equal the bound is their mean, and the holder is at it."""
+    for seed in range(10):
+        peer = AIBrix(random.Random(seed))
+        peer.choose(a_request((1,)), workers_with(0, 9), at_s=0.0)
+        assert peer.choose(a_request((1,)), workers_with(2, 2), at_s=0.0) == 0
+
+
 def test_a_severe_imbalance_matches_only_the_idlest() -> None:
     """10 against 2, 1 and 1: above 2 x (mean + 1) and a gap of 8; with a gap of 16 it isn't."""
     for gap, place in ((8, 3), (16, 1)):

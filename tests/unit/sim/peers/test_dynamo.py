@@ -50,10 +50,17 @@ def test_costs_differ_as_in_the_worked_example() -> None:
 
 
 def test_prompts_that_wait_there_count_as_prefill() -> None:
-    """Three blocks queued cost three times the scale, and hits may not bring it under zero."""
+    """Three blocks queued cost three times the scale, though the request itself is cached."""
     peer = Dynamo(random.Random(1), scale=4.0)
     busy = FakeWorker(prefill_tokens=3 * BLOCK_TOKENS, cached=set(range(10)))
     assert peer.cost(ten_blocks(), busy) == 4.0 * 3.0 + 10.0
+
+
+def test_prefill_never_costs_less_than_nothing() -> None:
+    """A credit above 1 takes off at most what there is."""
+    peer = Dynamo(random.Random(1), credit=2.0)
+    worker = FakeWorker(prefill_tokens=3 * BLOCK_TOKENS, cached=set(range(10)))
+    assert peer.cost(ten_blocks(), worker) == 10.0
 
 
 def test_a_block_that_active_requests_share_counts_once() -> None:
@@ -74,6 +81,7 @@ def test_a_lost_worker_holds_nothing() -> None:
     worker = FakeWorker(id=0)
     peer.choose(ten_blocks(), [worker], at_s=0.0)
     peer.lost(worker, at_s=1.0)
+    assert peer.cost(ten_blocks(), worker) == 10.0
     peer.ended(ten_blocks(), worker, at_s=2.0)
     assert peer.cost(ten_blocks(), worker) == 10.0
 

@@ -25,8 +25,8 @@ def test_the_first_two_blocks_decide() -> None:
     peer = PrefixHash(random.Random(1))
     workers = idle(8)
     for block in range(50):
-        first = peer.choose(a_request((0, block, 900)), workers, at_s=0.0)
-        assert peer.choose(a_request((0, block, 901, 902)), workers, at_s=0.0) == first
+        first = peer.choose(a_request((0, block, 900 + block)), workers, at_s=0.0)
+        assert peer.choose(a_request((0, block, 2000 + block, 7)), workers, at_s=0.0) == first
 
 
 def test_different_prefixes_are_spread() -> None:

@@ -33,6 +33,30 @@ def test_a_peer_names_its_source_and_its_default_comes_first() -> None:
         assert type(made) is type(make(first_label)(random.Random(1)))
 
 
+def choices(label: str, *, seed: int) -> list[int]:
+    """Route 200 prompts that share beginnings to workers whose counts go up and down."""
+    peer = make(label)(random.Random(seed))
+    workload = random.Random(7)
+    workers = [FakeWorker(id=place) for place in range(5)]
+    places: list[int] = []
+    for index in range(200):
+        group = workload.randrange(12)
+        blocks = (0, 100 + group, *range(1000 + 10 * index, 1000 + 10 * index + 3))
+        place = peer.choose(a_request(blocks, index=index), workers, at_s=float(index))
+        workers[place].requests += 1
+        workers[place].cached.update(blocks)
+        idlest = workload.choice(workers)
+        idlest.requests = max(0, idlest.requests - 2)
+        places.append(place)
+    return places
+
+
+def test_the_same_seed_gives_the_same_choices() -> None:
+    """All chance comes from the generator that a policy was made with."""
+    for label in labels():
+        assert choices(label, seed=3) == choices(label, seed=3), label
+
+
 def test_labels_are_told_apart() -> None:
     """No two settings share a label."""
     assert len(labels()) == sum(len(peer.variants()) for peer in PEERS.values())
