@@ -2,7 +2,8 @@
 
 Two producers offer the share. The approximate one, its default, keeps for each worker the prefix
 blocks that it was given, the latest 31,250 blocks of 16 tokens; the precise one follows the
-engine's KV events. Ties of the best score go in turn.
+engine's KV events. The approximate one can tune its size to the engine's, which the precise one
+outdoes anyway. Ties of the best score go in turn.
 
 Source: llm-d router, pkg/epp/framework/plugins: requestcontrol/dataproducer/approximateprefix and
 preciseprefixcache, scheduling/picker (max score, rotation).

@@ -56,11 +56,19 @@ def test_prompts_that_wait_there_count_as_prefill() -> None:
     assert peer.cost(ten_blocks(), busy) == 4.0 * 3.0 + 10.0
 
 
-def test_prefill_never_costs_less_than_nothing() -> None:
-    """A credit above 1 takes off at most what there is."""
+def test_a_credit_above_1_may_cost_less_than_nothing() -> None:
+    """Source: its options: such a credit can make the prefill cost negative."""
     peer = Dynamo(random.Random(1), credit=2.0)
     worker = FakeWorker(prefill_tokens=3 * BLOCK_TOKENS, cached=set(range(10)))
-    assert peer.cost(ten_blocks(), worker) == 10.0
+    assert peer.cost(ten_blocks(), worker) == (3.0 - 10.0) + 10.0
+
+
+def test_requests_weigh_what_the_preset_says() -> None:
+    """Source: the agentic preset: 64 blocks of 16 tokens are 1,024 tokens a request."""
+    worker = FakeWorker(requests=3)
+    plain = Dynamo(random.Random(1)).cost(ten_blocks(), worker)
+    weighed = Dynamo(random.Random(1), request_tokens=1024).cost(ten_blocks(), worker)
+    assert (weighed - plain) * BLOCK_TOKENS == 3 * 1024
 
 
 def test_a_block_that_active_requests_share_counts_once() -> None:
@@ -95,6 +103,7 @@ def test_equal_costs_are_drawn_by_chance() -> None:
 
 
 def test_the_default_comes_first_and_scales_reach_32() -> None:
-    """The sweep's ends are labelled by scale."""
+    """The sweep is labelled by scale; the preset comes last."""
     labels = list(variants())
-    assert (labels[0], labels[-1]) == ("dynamo scale=1", "dynamo scale=32")
+    assert labels[0] == "dynamo scale=1"
+    assert labels[-2:] == ["dynamo scale=32", "dynamo agentic"]

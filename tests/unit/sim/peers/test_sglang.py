@@ -82,7 +82,7 @@ def test_a_worker_taken_out_gets_nothing() -> None:
     assert choose(peer, workers[1:], 1) == 0
 
 
-def test_a_tree_is_cut_to_its_size_every_two_minutes() -> None:
+def test_a_tree_is_cut_to_its_size_every_minute() -> None:
     """The least lately used prompt is forgotten first, from its leaves."""
     huge_tokens = TREE_TOKENS_MAX // 2
 
