@@ -4,8 +4,8 @@ A trie keeps which workers were given each chunk of a prompt, for ever: the proj
 caches forget nothing. From the root on, the candidates are narrowed to the holders of the next
 chunk while any candidate holds it; one of those left is drawn by chance. Where the match is shorter
 than a minimum (0 by default, and then never), one of the workers within one request of the fewest
-in flight is drawn instead. The choice goes into the trie either way. Without a minimum, prompts that
-all begin alike all go to the first holder of that beginning, however many they are.
+in flight is drawn instead. The choice goes into the trie either way. Without a minimum, prompts
+that all begin alike all go to the first holder of that beginning, however many they are.
 
 Source: vLLM production-stack, src/vllm_router/routers/routing_logic.py (PrefixAwareRouter),
 src/vllm_router/prefix/hashtrie.py and src/tests/test_prefixaware_router.py. A chunk there is 128
