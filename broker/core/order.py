@@ -59,12 +59,20 @@ class Order:
             for model in released:
                 mind.queues.pool(model).settled = False
             released.clear()
-        for waiting in mind.arrivals:
-            if waiting.queue.pool.settled and self._in_line(waiting):
-                self._dispatch_alone(waiting)
+        for waiting in self._newcomers():
+            self._dispatch_alone(waiting)
         for pool in mind.queues.pools.values():
             if not pool.settled:
                 self._dispatch_pool(pool)
+
+    def _newcomers(self) -> list[Waiting]:
+        """Return who came alone to a pool where nobody else may go; of several, the best goes."""
+        first: dict[str, Waiting] = {}
+        for waiting in self._mind.arrivals:
+            pool = waiting.queue.pool
+            if pool.settled and self._in_line(waiting):
+                pool.settled = first.setdefault(pool.model, waiting) is waiting
+        return [waiting for waiting in first.values() if waiting.queue.pool.settled]
 
     def _in_line(self, waiting: Waiting) -> bool:
         return self._mind.queues.waiting.get(waiting.job.key) is waiting and not waiting.resting

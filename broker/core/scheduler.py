@@ -73,12 +73,24 @@ class Scheduler:
         self._agings = Alarms[Waiting](waits)
         self._rests = Alarms[Waiting](waits)
 
-    def step(self, event: Event) -> list[Decision]:
-        """Take an event; return what is to be done about it, in order."""
+    def step(self, event: Event, *, settles: bool = True) -> list[Decision]:
+        """Take an event; return what is to be done about it, in order.
+
+        With `settles` False nothing is dispatched yet: of events that come together the last one
+        settles, or `settle` does, so that order and place are chosen among all that they bring.
+        """
         mind = self._mind
         mind.at_s = max(mind.at_s, event.at_s)
         self._take(event)
+        return self.settle() if settles else self._taken_out()
+
+    def settle(self) -> list[Decision]:
+        """Dispatch what may go after events that did not settle, and tell those that wait."""
         self._settle()
+        return self._taken_out()
+
+    def _taken_out(self) -> list[Decision]:
+        mind = self._mind
         decisions, mind.out = mind.out, []
         return decisions
 

@@ -135,4 +135,4 @@ class ArrivalRouter:
         if change is Change.RESTART:
             self._seats[host.number] = Seat(host)
         for index in seat.indices():
-            self.arrived(self._world.requests[index], at_s=at_s)
+            self.arrived(self._world.open[index], at_s=at_s)

@@ -1,11 +1,11 @@
 """Takes the figures of a run: from its records, and from samples of the caches on the way."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Sequence
 
 from broker.sim.figures import Figures, Spread, jain, spread
 from broker.sim.host import Host
-from broker.sim.records import Records
 from broker.sim.request import Request
 from broker.sim.world import Change, World
 
@@ -51,107 +51,125 @@ def measure(
     world: World, *, duplicate_kv_ratio: float = 0.0, decision_s: Spread | None = None
 ) -> Figures:
     """Sum a finished run up."""
-    records = world.records
-    answered = [index for index in range(len(records)) if not records.refused[index]]
-    arrived, first, ended = records.arrived_s, records.first_token_s, records.ended_s
-    prompt_tokens = sum(world.requests[index].prompt_tokens for index in answered)
-    output_tokens = sum(world.requests[index].output_tokens for index in answered)
-    span_s = max(ended, default=0.0) - min(arrived, default=0.0)
+    records, tally = world.records, _Tally(world)
+    for request in world.requests:
+        if not records.refused[request.index]:
+            tally.add(request)
+    span_s = max(records.ended_s, default=0.0) - min(records.arrived_s, default=0.0)
     shares = [share for host in world.hosts if (share := _busy_share(host, world.at_s)) >= 0]
-    switches, hot_switches = _switches(world.requests, records, answered)
+    tokens = tally.prompt_tokens + tally.output_tokens
+    switches, hot_switches = tally.prefixes.ratios()
     return Figures(
-        requests=len(answered),
-        refused=len(records) - len(answered),
-        reruns=sum(records.attempts[index] - 1 for index in answered),
-        ttft_s=spread(first[index] - arrived[index] for index in answered),
-        itl_s=spread(_itls(world.requests, records, answered)),
-        e2e_s=spread(ended[index] - arrived[index] for index in answered),
-        queue_s=spread(records.given_s[index] - arrived[index] for index in answered),
-        cached_token_ratio=_cached_ratio(world.requests, records, answered),
+        requests=len(tally.ttft_s),
+        refused=len(records) - len(tally.ttft_s),
+        reruns=tally.reruns,
+        ttft_s=spread(tally.ttft_s),
+        itl_s=spread(tally.itl_s),
+        e2e_s=spread(tally.e2e_s),
+        queue_s=spread(tally.queue_s),
+        cached_token_ratio=_ratio(tally.cached_tokens, tally.prompt_tokens),
         utilisation_mean=statistics.fmean(shares) if shares else 0.0,
         utilisation_std=statistics.pstdev(shares) if shares else 0.0,
-        throughput_tokens_s=(prompt_tokens + output_tokens) / span_s if span_s else 0.0,
+        throughput_tokens_s=_ratio(tokens, span_s),
         span_s=span_s,
         prefix_switch_ratio=switches,
         hot_switch_ratio=hot_switches,
         duplicate_kv_ratio=duplicate_kv_ratio,
-        hit_dip=_hit_dip(world, answered),
-        jain_index=jain(_lane_speeds(world, answered)),
+        hit_dip=tally.hit_dip(),
+        jain_index=jain([speed / jobs for speed, jobs in tally.speeds.values()]),
         decision_s=decision_s,
     )
 
 
+class _Tally:
+    """Adds up the requests that were answered, in the order of their indices."""
+
+    def __init__(self, world: World) -> None:
+        self._records = world.records
+        self._profile = world.hosts[0].profile
+        self.ttft_s, self.itl_s = array("d"), array("d")
+        self.e2e_s, self.queue_s = array("d"), array("d")
+        self.prompt_tokens = self.output_tokens = self.cached_tokens = self.reruns = 0
+        self.prefixes = _Prefixes()
+        self.speeds: dict[str, tuple[float, int]] = {}
+        kinds = (Change.JOIN, Change.RESTART, Change.LOSE)
+        self._changes = [change.at_s for change in world.changes if change.change in kinds]
+        self._windows = [[0, 0, 0, 0] for _ in self._changes]
+        """By change: cached and prompt tokens in the time before it, and after it."""
+
+    def add(self, request: Request) -> None:
+        """Add a request."""
+        records, index = self._records, request.index
+        arrived_s, first_s = records.arrived_s[index], records.first_token_s[index]
+        e2e_s = records.ended_s[index] - arrived_s
+        self.ttft_s.append(first_s - arrived_s)
+        self.e2e_s.append(e2e_s)
+        self.queue_s.append(records.given_s[index] - arrived_s)
+        if request.output_tokens > 1:
+            self.itl_s.append((records.ended_s[index] - first_s) / (request.output_tokens - 1))
+        self.prompt_tokens += request.prompt_tokens
+        self.output_tokens += request.output_tokens
+        self.cached_tokens += records.cached_tokens[index]
+        self.reruns += records.attempts[index] - 1
+        self.prefixes.add(request, records.host[index])
+        alone_s = self._profile.prefill_s.at(request.prompt_tokens)
+        alone_s += request.output_tokens * self._profile.decode_s.at(0.0)
+        speed, jobs = self.speeds.get(request.lane, (0.0, 0))
+        self.speeds[request.lane] = (speed + alone_s / max(1e-9, e2e_s), jobs + 1)
+        for at_s, window in zip(self._changes, self._windows, strict=True):
+            if abs(first_s - at_s) < DIP_WINDOW_S:
+                side = 0 if first_s < at_s else 2
+                window[side] += records.cached_tokens[index]
+                window[side + 1] += request.prompt_tokens
+
+    def hit_dip(self) -> float:
+        """Return how much less of the prompts is cached after a change than before, on average."""
+        dips = [
+            _ratio(before, asked_before) - _ratio(after, asked_after)
+            for before, asked_before, after, asked_after in self._windows
+            if asked_before and asked_after
+        ]
+        return statistics.fmean(dips) if dips else 0.0
+
+
+class _Prefixes:
+    """Follows each prefix from worker to worker."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}
+        self._counts: dict[int, list[int]] = {}
+        """By prefix: times asked for again, times it went elsewhere than the last time."""
+
+    def add(self, request: Request, host: int) -> None:
+        """Note where a request went."""
+        last = self._last
+        shortest = -(-PREFIX_TOKENS_MIN // request.block_tokens)
+        blocks = request.blocks[shortest - 1 :]
+        prefix = next((block for block in reversed(blocks) if block in last), None)
+        if prefix is not None:
+            counts = self._counts.setdefault(prefix, [0, 0])
+            counts[0] += 1
+            counts[1] += last[prefix] != host
+        for block in blocks:
+            last[block] = host
+
+    def ratios(self) -> tuple[float, float]:
+        """Return the share of switches, and that of the hot prefixes."""
+        by_heat = sorted(self._counts.values(), key=lambda counts: -counts[0])
+        hot = by_heat[: max(1, round(HOT_SHARE * len(by_heat)))]
+        return _switch_ratio(by_heat), _switch_ratio(hot)
+
+
+def _switch_ratio(counts: Sequence[Sequence[int]]) -> float:
+    return _ratio(sum(count[1] for count in counts), sum(count[0] for count in counts))
+
+
 def _busy_share(host: Host, end_s: float) -> float:
-    """Share of its time that it computes; negative for one that is gone."""
+    """Return the share of its time that it computes; negative for one that is gone."""
     if not host.alive or end_s <= host.joined_at_s:
         return -1.0
     return host.busy_s / (end_s - host.joined_at_s)
 
 
-def _itls(requests: Sequence[Request], records: Records, rows: Iterable[int]) -> Iterable[float]:
-    for index in rows:
-        gaps = requests[index].output_tokens - 1
-        if gaps:
-            yield (records.ended_s[index] - records.first_token_s[index]) / gaps
-
-
-def _cached_ratio(requests: Sequence[Request], records: Records, rows: Sequence[int]) -> float:
-    prompt_tokens = sum(requests[index].prompt_tokens for index in rows)
-    cached_tokens = sum(records.cached_tokens[index] for index in rows)
-    return cached_tokens / prompt_tokens if prompt_tokens else 0.0
-
-
-def _switches(
-    requests: Sequence[Request], records: Records, rows: Sequence[int]
-) -> tuple[float, float]:
-    """Return how often a prefix, and a hot one, went to another worker than the last time."""
-    last: dict[int, int] = {}
-    asked: dict[int, list[int]] = {}
-    """By prefix: times asked for, times switched."""
-    for index in sorted(rows, key=records.given_s.__getitem__):
-        request, host = requests[index], records.host[index]
-        shortest = -(-PREFIX_TOKENS_MIN // request.block_tokens)
-        blocks = request.blocks[shortest - 1 :]
-        prefix = next((block for block in reversed(blocks) if block in last), None)
-        if prefix is not None:
-            counts = asked.setdefault(prefix, [0, 0])
-            counts[0] += 1
-            counts[1] += last[prefix] != host
-        for block in blocks:
-            last[block] = host
-    by_heat = sorted(asked.values(), key=lambda counts: -counts[0])
-    hot = by_heat[: max(1, round(HOT_SHARE * len(by_heat)))]
-    return _switch_ratio(by_heat), _switch_ratio(hot)
-
-
-def _switch_ratio(counts: Sequence[Sequence[int]]) -> float:
-    times = sum(count[0] for count in counts)
-    return sum(count[1] for count in counts) / times if times else 0.0
-
-
-def _hit_dip(world: World, rows: Sequence[int]) -> float:
-    dips: list[float] = []
-    kinds = (Change.JOIN, Change.RESTART, Change.LOSE)
-    first = world.records.first_token_s
-    for change in world.changes:
-        if change.change in kinds:
-            at_s = change.at_s
-            before = [index for index in rows if at_s - DIP_WINDOW_S <= first[index] < at_s]
-            after = [index for index in rows if at_s <= first[index] < at_s + DIP_WINDOW_S]
-            if before and after:
-                was = _cached_ratio(world.requests, world.records, before)
-                dips.append(was - _cached_ratio(world.requests, world.records, after))
-    return statistics.fmean(dips) if dips else 0.0
-
-
-def _lane_speeds(world: World, rows: Sequence[int]) -> list[float]:
-    profile, records = world.hosts[0].profile, world.records
-    sums: dict[str, list[float]] = {}
-    for index in rows:
-        request = world.requests[index]
-        alone_s = profile.prefill_s.at(request.prompt_tokens)
-        alone_s += request.output_tokens * profile.decode_s.at(0.0)
-        total = sums.setdefault(request.lane, [0.0, 0])
-        total[0] += alone_s / max(1e-9, records.ended_s[index] - records.arrived_s[index])
-        total[1] += 1
-    return [speed / jobs for speed, jobs in sums.values()]
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -99,6 +99,7 @@ class MindRouter:
         self._timer = timer
         self.step_s: list[float] = []
         self.begun = False
+        self._settling = False
 
     # ---- what the world tells ------------------------------------------------------------------
 
@@ -185,15 +186,24 @@ class MindRouter:
         self._world.call_at(at_s + TICK_S, self._tick)
 
     def _step(self, event: Event) -> None:
+        """Take an event; those of one instant are settled together, as one turn of the loop is."""
+        if not self._settling:
+            self._settling = True
+            self._world.call_at(event.at_s, self._settle)
+        self._timed(partial(self.scheduler.step, event, settles=False), event.at_s)
+
+    def _settle(self, at_s: float) -> None:
+        self._settling = False
+        self._timed(self.scheduler.settle, at_s)
+
+    def _timed(self, step: Callable[[], list[Decision]], at_s: float) -> None:
         timer = self._timer
-        if timer is None:
-            decisions = self.scheduler.step(event)
-        else:
-            begin_s = timer()
-            decisions = self.scheduler.step(event)
+        begin_s = timer() if timer is not None else 0.0
+        decisions = step()
+        if timer is not None:
             self.step_s.append(timer() - begin_s)
         for decision in decisions:
-            self._carry(decision, event.at_s)
+            self._carry(decision, at_s)
 
     def _carry(self, decision: Decision, at_s: float) -> None:
         match decision:

@@ -86,8 +86,8 @@ class World:
         self.hosts = [
             Host(number, profile, journal=journal) for number, profile in enumerate(profiles)
         ]
-        self.open = 0
-        """Requests that arrived and have not ended."""
+        self.open: dict[int, Request] = {}
+        """Requests that arrived and have not ended, by index."""
         self.ended_count = 0
         self.changes = changes
         self._journal = journal
@@ -98,6 +98,7 @@ class World:
         """Requests that have not ended."""
         self._children: dict[int, list[Request]] = {}
         self._arrivals: Iterator[Request] = iter(requests)
+        self._next: Request | None = None
 
     def run(self, router: Router) -> None:
         """Run until every request has ended."""
@@ -107,6 +108,7 @@ class World:
         for host in self.hosts:
             router.joined(host, at_s=0.0)
         self._await_next()
+        self._arrive_all(0.0)
         heap = self._heap
         while self._left and heap:
             self.at_s, _, call = heappop(heap)
@@ -143,18 +145,26 @@ class World:
     # ---- events --------------------------------------------------------------------------------
 
     def _await_next(self) -> None:
+        """Wait for the next request that waits for no other."""
         for request in self._arrivals:
-            if request.after is not None:
-                self._children.setdefault(request.after, []).append(request)
-                continue
-            self.call_at(request.at_s, partial(self._arrive, request, awaits_next=True))
-            return
+            if request.after is None:
+                self._next = request
+                return
+            self._children.setdefault(request.after, []).append(request)
+        self._next = None
 
-    def _arrive(self, request: Request, at_s: float, *, awaits_next: bool = False) -> None:
-        if awaits_next:
+    def _arrive_all(self, at_s: float) -> None:
+        """Let all arrive that are due: a burst is there at once, before anything else happens."""
+        while self._next is not None and self._next.at_s <= at_s:
+            request = self._next
             self._await_next()
+            self._arrive(request, at_s)
+        if self._next is not None:
+            self.call_at(self._next.at_s, self._arrive_all)
+
+    def _arrive(self, request: Request, at_s: float) -> None:
         self.records.arrived_s[request.index] = at_s
-        self.open += 1
+        self.open[request.index] = request
         self._router.arrived(request, at_s=at_s)
 
     def _look_at(self, host: Host, at_s: float | None) -> None:
@@ -170,7 +180,7 @@ class World:
             return
         host.wake_at_s = None
         for event in host.model.advance(at_s):
-            request = self.requests[int(event.request_id)]
+            request = self.open[int(event.request_id)]
             match event:
                 case FirstToken(cached_tokens=cached_tokens):
                     self.records.first_token_s[request.index] = event.at_s
@@ -186,7 +196,7 @@ class World:
 
     def _end(self, request: Request, at_s: float) -> None:
         self.records.ended_s[request.index] = at_s
-        self.open -= 1
+        del self.open[request.index]
         self._left -= 1
         self.ended_count += 1
         for child in self._children.pop(request.index, ()):
