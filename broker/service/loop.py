@@ -170,12 +170,14 @@ class Loop:
                     await asyncio.sleep(0)
 
     def _slice(self) -> None:
+        """Handle what has come, then settle it: order and place are chosen among all of it."""
         end_s = time.perf_counter() + SLICE_S
         inbox = self._inbox
         while inbox:
             self._handle(inbox.popleft())
             if time.perf_counter() >= end_s:
-                return
+                break
+        self._handle(self._settle)
 
     def _handle(self, work: Callable[[], object]) -> None:
         """Do one piece of work; a surprise is logged, counted and survived."""
@@ -205,16 +207,22 @@ class Loop:
 
     def _step(self, event: Event) -> list[do.Decision]:
         self._observer.heard(event)
-        decisions = self.scheduler.step(event)
+        decisions = self.scheduler.step(event, settles=False)
+        self._carry_all(decisions, event.at_s)
+        return decisions
+
+    def _settle(self) -> None:
+        self._carry_all(self.scheduler.settle(), self._now())
+
+    def _carry_all(self, decisions: list[do.Decision], at_s: float) -> None:
         for decision in decisions:
             try:
-                self._carry(decision, event.at_s)
+                self._carry(decision, at_s)
             except Exception:  # noqa: BLE001 - the edge of one decision: the others stand
                 _log.exception("loop.surprise", decision=type(decision).__name__)
                 self._observer.loop_error("loop")
                 if isinstance(decision, do.Dispatch):
                     self._unsent(decision)
-        return decisions
 
     def _unsent(self, decision: do.Dispatch) -> None:
         """Let the mind take back a lease whose order did not leave."""
