@@ -45,7 +45,10 @@ def pinned_versions(lock: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("lock", "extras"),
-    [(RUNTIME_LOCK, ("embedded", "llama")), (TEST_LOCK, ("embedded", "llama", "test"))],
+    [
+        (RUNTIME_LOCK, ("embedded", "llama", "sim")),
+        (TEST_LOCK, ("embedded", "llama", "sim", "test")),
+    ],
     ids=["runtime", "test"],
 )
 def test_lock_answers_every_requirement(lock: Path, extras: tuple[str, ...]) -> None:
