@@ -1,7 +1,8 @@
 """A worker's agent as the broker knows it: what it runs, what it answers, what it reports.
 
-It follows the agent's protocol (`worker_agent`): orders are numbered and echoed, a stale epoch is
-refused, first tokens and ends are told at once and repeated in the next heartbeat.
+It follows the agent's protocol (`worker_agent`): orders are numbered and echoed, a stale epoch and
+an overtaken order are refused, first tokens and ends are told at once and ends are repeated in the
+next heartbeat.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from broker.wire.messages import (
     Kind,
     Load,
     Outcome,
+    Reason,
     Usage,
 )
 from broker.wire.prefix import pack_hashes
@@ -65,9 +67,11 @@ class Agent:
         """Answer an order to run; when accepted, the caller gives it to the engine."""
         if order.attempt.epoch < self.epoch:
             return Answer.STALE_EPOCH
-        self.processed(order.attempt.epoch, order.number)
+        is_overtaken = not self.processed(order.attempt.epoch, order.number)
         if order.key in self.runs:
             return Answer.DUPLICATE
+        if is_overtaken:
+            return Answer.BUSY
         if self.draining:
             return Answer.DRAINING
         if len(self.runs) >= self.host.profile.slots:
@@ -76,11 +80,17 @@ class Agent:
         self.runs[order.key] = Run(request, job, order.attempt, at_s, hit_tokens)
         return Answer.ACCEPTED
 
-    def processed(self, epoch: int, number: int) -> None:
-        """Note an order processed: the next report echoes it."""
+    def processed(self, epoch: int, number: int) -> bool:
+        """Note an order processed: the next report echoes it. False if a later one was before."""
+        self.learn(epoch)
+        is_next = number > self.echo
+        self.echo = max(self.echo, number)
+        return is_next
+
+    def learn(self, epoch: int) -> None:
+        """Obey a new leader: its orders are numbered anew."""
         if epoch > self.epoch:
             self.epoch, self.echo = epoch, 0
-        self.echo = max(self.echo, number)
 
     def first_token(self, key: str, *, cached_tokens: int, at_s: float) -> FirstToken:
         """Note a first token; returns what is told at once."""
@@ -95,8 +105,11 @@ class Agent:
             cached_tokens=cached_tokens,
         )
 
-    def end(self, key: str, *, kind: Kind, usage: Usage, at_s: float) -> Finished:
-        """Note that a run ended with its record written; returns what is told at once."""
+    def end(self, key: str, *, kind: Kind, usage: Usage, at_s: float, ran: bool = True) -> Finished:
+        """Note that a run ended with its record written; returns what is told at once.
+
+        `ran` is False where an older record was found and the engine never asked.
+        """
         run = self.runs.pop(key)
         finished = Finished(
             key,
@@ -107,7 +120,16 @@ class Agent:
             predicted_hit_tokens=run.cached_tokens,
             run_s=at_s - run.started_at_s,
             acknowledged=True,
+            ran=ran,
         )
+        return self._keep(finished)
+
+    def fail(self, key: str, reason: Reason) -> Finished:
+        """Note that a run came to nothing; returns what is told at once."""
+        run = self.runs.pop(key)
+        return self._keep(Finished(key, run.attempt, Outcome.RETRY, reason=reason))
+
+    def _keep(self, finished: Finished) -> Finished:
         if len(self._finished) < FINISHED_MAX:
             self._finished.append(finished)
         return finished

@@ -1,12 +1,15 @@
 """The real mind in the simulation: `broker.core` behind a network of agents, in virtual time.
 
 Events and decisions are the service's own; only the clock and the wire differ. What a message takes
-on its way is `Network`: hops, report lag, lost and reordered heartbeats.
+on its way, and whether it arrives, is `Network`. A terminal record stands as soon as the world says
+that a request ended: an agent that is given such a job finds the record and does not run it.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -21,10 +24,13 @@ from broker.core.decisions import (
     FailStream,
     Probe,
     Reject,
+    Release,
+    Requeue,
     Resync,
 )
 from broker.core.events import (
     AttemptEnded,
+    CancelRequested,
     DispatchAllowed,
     DispatchAnswered,
     DrainRequested,
@@ -32,6 +38,7 @@ from broker.core.events import (
     FirstTokenSeen,
     JobHeld,
     JobSpec,
+    LinkChanged,
     ProbeAnswered,
     Tick,
     Unanswered,
@@ -42,10 +49,19 @@ from broker.core.routing import make_router
 from broker.core.scheduler import Scheduler
 from broker.sim.agent import Agent
 from broker.sim.host import Host
+from broker.sim.network import NETWORK, Network, Wire
 from broker.sim.request import Request
 from broker.sim.world import Change, World
 from broker.wire.ids import job_key
-from broker.wire.messages import Answer, Attempt, Heartbeat, Kind, Usage
+from broker.wire.messages import (
+    Answer,
+    Failure,
+    Finished,
+    Heartbeat,
+    Kind,
+    Reason,
+    Usage,
+)
 
 MODEL = "model"
 EPOCH = 1
@@ -54,24 +70,28 @@ TICK_S = 0.05
 """How often the mind is told that time passed, as in the service."""
 
 Timer = Callable[[], float]
+_Order = Dispatch | Abort | Probe | DrainOrder
 
 
-class Network(Struct, frozen=True, kw_only=True):
-    """What happens to messages between broker and agents."""
-
-    hop_s: float = 0.0005
-    """One way of an order, an answer or a note. A request and its answer over loopback NATS take
-    0.3-0.6 ms."""
-    heartbeat_s: float = 1.0
-    report_lag_s: float = 0.0
-    """Extra time that heartbeats, with lists and cache summaries, take."""
-    lost_ratio: float = 0.0
-    """Share of heartbeats that never arrive."""
-    reordered_ratio: float = 0.0
-    """Share of heartbeats that arrive after the next one."""
+TAKE_OVER_S = 1.0
+"""How long a new leader collects the workers' lists before it dispatches."""
 
 
-NETWORK = Network()
+class Terms(Struct, frozen=True, kw_only=True):
+    """What a caller asks beside the request itself."""
+
+    deadline_s: float | None = None
+    """After its arrival."""
+    streamed: bool = False
+    restart_visible: bool = False
+
+
+class Observer(Protocol):
+    """Sees each step of the mind before its decisions are carried out."""
+
+    def stepped(self, event: Event | None, decisions: Sequence[Decision], at_s: float) -> None:
+        """See an event and what was decided; None = the settling of an instant's events."""
+        ...
 
 
 class MindRouter:
@@ -85,17 +105,27 @@ class MindRouter:
         seed: int,
         network: Network = NETWORK,
         timer: Timer | None = None,
+        terms: Mapping[int, Terms] | None = None,
+        observer: Observer | None = None,
     ) -> None:
-        """With `timer`, the real seconds of each step are kept in `step_s`."""
+        """With `timer`, the real seconds of each step are kept in `step_s`; `terms` by request."""
         self._world = world
         self._network = network
+        self._policy = policy
+        self._seed = seed
         self._rng = random.Random(seed)
-        self.scheduler = Scheduler(
-            policy, epoch=EPOCH, router=make_router(policy.routing), rng=random.Random(seed)
-        )
-        self._agents: dict[str, Agent] = {}
+        self.wire = Wire(network, self._rng)
+        self.epoch = EPOCH
+        self.leads = True
+        """False between the end of one leader and the start of the next."""
+        self.scheduler = self._make_scheduler()
+        self.agents: dict[str, Agent] = {}
         self._requests: dict[str, Request] = {}
         self._jobs: dict[str, JobSpec] = {}
+        self._failures: dict[str, tuple[Failure, ...]] = {}
+        """Of failed attempts, as persisted for a next leader."""
+        self._terms = terms or {}
+        self._observer = observer
         self._timer = timer
         self.step_s: list[float] = []
         self.begun = False
@@ -111,78 +141,164 @@ class MindRouter:
             self._world.call_at(at_s, self._begin)
 
     def arrived(self, request: Request, *, at_s: float) -> None:
-        """Hold a job, as pulled from its queue."""
+        """Hold a job, as pulled from its queue; without a leader it stays there."""
         job = self._spec(request, at_s)
         self._requests[job.key] = request
         self._jobs[job.key] = job
-        self._step(JobHeld(at_s, job))
+        if self.leads:
+            self._step(JobHeld(at_s, job))
 
     def first_token(self, request: Request, host: Host, *, cached_tokens: int, at_s: float) -> None:
         """Let the agent tell it at once."""
-        agent = self._agents[host.name]
+        agent = self.agents[host.name]
         key = _key(request)
+        if key not in agent.runs:
+            return  # Stopped at this very instant.
         note = agent.first_token(key, cached_tokens=cached_tokens, at_s=at_s)
-        self._send(lambda now_s: self._step(FirstTokenSeen(now_s, note)), at_s)
+        self._note(agent, lambda now_s: FirstTokenSeen(now_s, note), at_s)
 
     def ended(self, request: Request, host: Host, *, usage: Usage, at_s: float) -> None:
         """Let the agent tell it at once."""
-        agent = self._agents[host.name]
+        agent = self.agents[host.name]
         key = _key(request)
-        finished = agent.end(key, kind=Kind.COMPLETED, usage=usage, at_s=at_s)
-        name, incarnation = host.name, agent.incarnation
-        self._send(lambda now_s: self._step(AttemptEnded(now_s, name, incarnation, finished)), at_s)
-        del self._requests[key], self._jobs[key]
+        if key in agent.runs:
+            finished = agent.end(key, kind=Kind.COMPLETED, usage=usage, at_s=at_s)
+            self._tell_end(agent, finished, at_s)
 
     def changed(self, host: Host, change: Change, *, at_s: float) -> None:
         """End or restart an agent, or ask for a drain."""
         match change:
             case Change.DRAIN:
-                self._step(DrainRequested(at_s, host.name))
+                self.drain(host, draining=True, at_s=at_s)
             case Change.LOSE:
-                del self._agents[host.name]
+                del self.agents[host.name]
             case Change.RESTART:
                 self._start_agent(host, at_s=at_s)
             case Change.JOIN:
                 pass
 
+    # ---- what people and faults do -------------------------------------------------------------
+
+    def drain(self, host: Host, *, draining: bool, at_s: float) -> None:
+        """Carry an operator's word."""
+        if self.leads:
+            self._step(DrainRequested(at_s, host.name, draining))
+
+    def cancel(self, request: Request, *, at_s: float) -> None:
+        """Carry its owner's wish to stop a request."""
+        if self.leads:
+            self._step(CancelRequested(at_s, _key(request)))
+
+    def restart_engine(self, host: Host, *, at_s: float) -> None:
+        """Let an engine die under its agent and start anew, empty."""
+        agent = self.agents.get(host.name)
+        if agent is None:
+            return
+        host.restart()
+        agent.ask_full()
+        for key in list(agent.runs):
+            self._tell_end(agent, agent.fail(key, Reason.WORKER_LOST), at_s)
+
+    def link_changed(self, *, up: bool, at_s: float) -> None:
+        """Lose the broker's own link, or have it back."""
+        self.wire.is_up = up
+        if self.leads:
+            self._step(LinkChanged(at_s, up))
+
+    def stand_down(self) -> None:
+        """Let the leader die: what was on its way to it is lost."""
+        self.leads = False
+
+    def take_over(self, *, at_s: float) -> None:
+        """Let a new leader begin: it knows nothing but what workers list and queues hold."""
+        self.epoch += 1
+        self.leads = True
+        self.scheduler = self._make_scheduler()
+        if not self.wire.is_up:
+            self._step(LinkChanged(at_s, up=False))
+        for agent in self.agents.values():
+            self._world.call_at(
+                at_s + self._network.hop_s, partial(self._announced, agent, self.epoch)
+            )
+        self._world.call_at(at_s + TAKE_OVER_S, partial(self._reign, self.epoch))
+
+    def _announced(self, agent: Agent, epoch: int, at_s: float) -> None:
+        name = agent.host.name
+        if self.agents.get(name) is agent and not self.wire.is_cut(name, at_s):
+            agent.learn(epoch)
+            self._report(agent, at_s)
+
+    def _reign(self, epoch: int, at_s: float) -> None:
+        """Hold again what has no record, and begin to dispatch."""
+        if epoch != self.epoch or not self.leads:
+            return
+        for request in list(self._world.open.values()):
+            key = _key(request)
+            job = replace(self._jobs[key], failures=self._failures.get(key, ()))
+            self._step(JobHeld(at_s, job))
+        self._step(DispatchAllowed(at_s))
+
+    def _make_scheduler(self) -> Scheduler:
+        return Scheduler(
+            self._policy,
+            epoch=self.epoch,
+            router=make_router(self._policy.routing),
+            rng=random.Random(self._seed + self.epoch - EPOCH),
+        )
+
     # ---- agents --------------------------------------------------------------------------------
 
     def _start_agent(self, host: Host, *, at_s: float) -> None:
         incarnation = round(at_s * 1000) + host.lives
-        agent = self._agents[host.name] = Agent(host, model=MODEL, incarnation=incarnation)
+        agent = self.agents[host.name] = Agent(host, model=MODEL, incarnation=incarnation)
         stagger_s = self._network.heartbeat_s * self._rng.random()
         self._report(agent, at_s)
         self._world.call_at(at_s + stagger_s, partial(self._beat, agent))
 
     def _beat(self, agent: Agent, at_s: float) -> None:
-        if self._agents.get(agent.host.name) is not agent:
+        name = agent.host.name
+        if self.agents.get(name) is not agent:
             return
-        self._report(agent, at_s)
+        if not self.wire.is_cut(name, at_s):
+            self._report(agent, at_s)
         self._world.call_at(at_s + self._network.heartbeat_s, partial(self._beat, agent))
 
     def _report(self, agent: Agent, at_s: float) -> None:
-        network = self._network
         beat = agent.heartbeat(at_s=at_s)
-        if network.lost_ratio and self._rng.random() < network.lost_ratio:
-            return
-        lag_s = network.report_lag_s
-        if network.reordered_ratio and self._rng.random() < network.reordered_ratio:
-            lag_s += 1.5 * network.heartbeat_s
-        self._world.call_at(at_s + network.hop_s + lag_s, partial(self._reported, beat))
+        takes_s = self.wire.report_s(at_s)
+        if takes_s is not None:
+            self._world.call_at(at_s + takes_s, partial(self._reported, beat))
 
     def _reported(self, beat: Heartbeat, at_s: float) -> None:
-        self._step(WorkerReported(at_s, beat))
+        if self.leads and self.wire.is_up:
+            self._step(WorkerReported(at_s, beat))
+
+    def _tell_end(self, agent: Agent, finished: Finished, at_s: float) -> None:
+        name, incarnation = agent.host.name, agent.incarnation
+        self._note(agent, lambda now_s: AttemptEnded(now_s, name, incarnation, finished), at_s)
+
+    def _note(self, agent: Agent, event: Callable[[float], Event], at_s: float) -> None:
+        """Tell the broker at once; what is lost, the next heartbeats tell."""
+        wire = self.wire
+        if wire.is_cut(agent.host.name, at_s) or wire.loses(self._network.lost_note_ratio, at_s):
+            return
+        self._world.call_at(at_s + self._network.hop_s, lambda now_s: self._heard(event(now_s)))
+
+    def _heard(self, event: Event) -> None:
+        if self.leads and self.wire.is_up:
+            self._step(event)
 
     # ---- the mind ------------------------------------------------------------------------------
 
     def _begin(self, at_s: float) -> None:
-        for agent in self._agents.values():
+        for agent in self.agents.values():
             self._step(WorkerReported(at_s, agent.heartbeat(at_s=at_s)))
         self._step(DispatchAllowed(at_s))
         self._world.call_at(at_s + TICK_S, self._tick)
 
     def _tick(self, at_s: float) -> None:
-        self._step(Tick(at_s))
+        if self.leads:
+            self._step(Tick(at_s))
         self._world.call_at(at_s + TICK_S, self._tick)
 
     def _step(self, event: Event) -> None:
@@ -190,94 +306,170 @@ class MindRouter:
         if not self._settling:
             self._settling = True
             self._world.call_at(event.at_s, self._settle)
-        self._timed(partial(self.scheduler.step, event, settles=False), event.at_s)
+        self._timed(partial(self.scheduler.step, event, settles=False), event.at_s, event)
 
     def _settle(self, at_s: float) -> None:
         self._settling = False
-        self._timed(self.scheduler.settle, at_s)
+        if self.leads:
+            self._timed(self.scheduler.settle, at_s, None)
 
-    def _timed(self, step: Callable[[], list[Decision]], at_s: float) -> None:
+    def _timed(self, step: Callable[[], list[Decision]], at_s: float, event: Event | None) -> None:
         timer = self._timer
         begin_s = timer() if timer is not None else 0.0
         decisions = step()
         if timer is not None:
             self.step_s.append(timer() - begin_s)
+        if self._observer is not None:
+            self._observer.stepped(event, decisions, at_s)
         for decision in decisions:
             self._carry(decision, at_s)
 
     def _carry(self, decision: Decision, at_s: float) -> None:
         match decision:
-            case Dispatch():
-                self._send(partial(self._deliver, decision), at_s)
-            case Abort() | Probe() | DrainOrder():
-                self._send(partial(self._order, decision), at_s)
+            case Dispatch() | Abort() | Probe() | DrainOrder():
+                self._send(decision, at_s)
+            case Release(key=key):
+                self._forget(key)
             case Resync(worker=worker):
-                agent = self._agents.get(worker)
+                agent = self.agents.get(worker)
                 if agent is not None:
                     agent.ask_full()
             case Reject(key=key) | Expire(key=key) | Cancel(key=key):
                 self._gives_up(key, at_s)
             case DeadLetter(key=key) | FailStream(key=key):
                 self._gives_up(key, at_s)
+            case Requeue(key=key, failure=failure) if failure is not None:
+                self._failures[key] = (*self._failures.get(key, ()), failure)
             case _:
                 pass
 
     def _gives_up(self, key: str, at_s: float) -> None:
-        del self._jobs[key]
-        self._world.give_up(self._requests.pop(key), at_s=at_s)
+        request = self._request(key)
+        self._forget(key)
+        if request.index in self._world.open:
+            self._world.give_up(request, at_s=at_s)
 
-    def _send(self, call: Callable[[float], None], at_s: float) -> None:
-        self._world.call_at(at_s + self._network.hop_s, call)
+    def _forget(self, key: str) -> None:
+        self._requests.pop(key, None)
+        self._jobs.pop(key, None)
+        if self._failures:
+            self._failures.pop(key, None)
 
-    def _deliver(self, order: Dispatch, at_s: float) -> None:
-        agent = self._agents.get(order.worker)
+    def _request(self, key: str) -> Request:
+        """Find a request, also one that was forgotten."""
+        request = self._requests.get(key)
+        return request if request is not None else self._world.requests[int(key.split(".j")[1])]
+
+    # ---- orders --------------------------------------------------------------------------------
+
+    def _send(self, order: _Order, at_s: float) -> None:
+        """Send an order; where no answer comes in time, the mind is told so."""
+        takes_s = self.wire.order_s(order.worker, at_s)
+        waits_until_s = at_s + self._policy.leases.dispatch_answer_s
+        if takes_s is None or at_s + takes_s > waits_until_s:
+            self._unanswered(order, self.epoch, Unanswered.TIMEOUT, waits_until_s)
+        if takes_s is not None:
+            deliver = partial(self._deliver, order, self.epoch, waits_until_s)
+            self._world.call_at(at_s + takes_s, deliver)
+
+    def _deliver(self, order: _Order, epoch: int, waits_until_s: float, at_s: float) -> None:
+        agent = self.agents.get(order.worker)
         if agent is None:
-            self._answer(order, Unanswered.NO_RESPONDERS, at_s)
+            if at_s <= waits_until_s:
+                self._unanswered(order, epoch, Unanswered.NO_RESPONDERS, at_s + self._network.hop_s)
             return
-        request = self._requests.get(order.key)
-        if request is None:
+        answer = self._obey(agent, order, epoch, at_s)
+        if at_s > waits_until_s:
             return
-        answer = agent.take(order, request, self._jobs[order.key], at_s=at_s)
-        if answer is Answer.ACCEPTED:
-            self._world.submit(request, agent.host, at_s=at_s)
-        self._answer(order, answer, at_s)
-
-    def _answer(self, order: Dispatch, answer: Answer | Unanswered, at_s: float) -> None:
-        self._send(
-            lambda now_s: self._step(
-                DispatchAnswered(now_s, order.worker, order.key, order.attempt, answer)
-            ),
-            at_s,
-        )
-
-    def _order(self, order: Abort | Probe | DrainOrder, at_s: float) -> None:
-        agent = self._agents.get(order.worker)
-        if agent is None:
-            if isinstance(order, Probe):
-                missed = Unanswered.NO_RESPONDERS
-                self._step(ProbeAnswered(at_s, order.worker, None, missed))
+        wire = self.wire
+        if wire.is_cut(order.worker, at_s) or wire.loses(self._network.lost_answer_ratio, at_s):
+            self._unanswered(order, epoch, Unanswered.TIMEOUT, waits_until_s)
             return
-        agent.processed(EPOCH, order.number)
+        event: Callable[[float], Event]
         match order:
-            case Abort(key=key, attempt=attempt):
-                self._abort(agent, key, attempt, at_s)
+            case Dispatch():
+                event = partial(_answered, order, answer)
             case Probe():
-                self._send(
-                    lambda now_s: self._step(
-                        ProbeAnswered(now_s, agent.host.name, agent.incarnation)
-                    ),
-                    at_s,
-                )
-            case DrainOrder(draining=draining):
-                agent.draining = draining
+                incarnation = agent.incarnation
+                event = partial(_probed, order, incarnation, None)
+            case _:
+                return
+        self._world.call_at(at_s + self._network.hop_s, partial(self._replied, event, epoch))
 
-    def _abort(self, agent: Agent, key: str, attempt: Attempt, at_s: float) -> None:
-        run = agent.runs.get(key)
-        if run is not None and run.attempt == attempt:
-            del agent.runs[key]
-            self._world.cancel(run.request, agent.host, at_s=at_s)
+    def _unanswered(self, order: _Order, epoch: int, how: Unanswered, told_at_s: float) -> None:
+        match order:
+            case Dispatch():
+                event = partial(_answered, order, how)
+            case Probe():
+                event = partial(_probed, order, None, how)
+            case _:
+                return
+        self._world.call_at(told_at_s, partial(self._replied, event, epoch))
+
+    def _replied(self, event: Callable[[float], Event], epoch: int, at_s: float) -> None:
+        """Let an answer reach the leader that asked; no other one waits for it."""
+        if self.leads and epoch == self.epoch:
+            self._step(event(at_s))
+
+    def _obey(self, agent: Agent, order: _Order, epoch: int, at_s: float) -> Answer:
+        match order:
+            case Dispatch():
+                return self._take(agent, order, at_s)
+            case _ if epoch < agent.epoch:
+                return Answer.STALE_EPOCH
+            case Abort():
+                agent.processed(epoch, order.number)
+                self._abort(agent, order, at_s)
+            case Probe():
+                agent.processed(epoch, order.number)
+            case DrainOrder():
+                if agent.processed(epoch, order.number):
+                    agent.draining = order.draining
+        return Answer.ACCEPTED
+
+    def _take(self, agent: Agent, order: Dispatch, at_s: float) -> Answer:
+        request = self._request(order.key)
+        job = self._jobs.get(order.key) or self._spec(request, at_s)
+        answer = agent.take(order, request, job, at_s=at_s)
+        if answer is not Answer.ACCEPTED:
+            return answer
+        if request.index in self._world.open:
+            self._world.submit(request, agent.host, at_s=at_s)
+        else:
+            finished = agent.end(
+                order.key, kind=Kind.COMPLETED, usage=Usage(), at_s=at_s, ran=False
+            )
+            self._tell_end(agent, finished, at_s)
+        return answer
+
+    def _abort(self, agent: Agent, order: Abort, at_s: float) -> None:
+        run = agent.runs.get(order.key)
+        if run is None or run.attempt != order.attempt:
+            return
+        self._world.cancel(run.request, agent.host, at_s=at_s)
+        if order.reason is Reason.CANCELLED:
+            finished = agent.end(order.key, kind=Kind.CANCELLED, usage=Usage(), at_s=at_s)
+            if run.request.index in self._world.open:
+                self._world.give_up(run.request, at_s=at_s)
+            self._tell_end(agent, finished, at_s)
+        elif order.reason is Reason.STALLED:
+            self._tell_end(agent, agent.fail(order.key, Reason.STALLED), at_s)
+        else:
+            del agent.runs[order.key]
 
     def _spec(self, request: Request, at_s: float) -> JobSpec:
+        job = self._plain_spec(request, at_s)
+        terms = self._terms.get(request.index)
+        if terms is None:
+            return job
+        return replace(
+            job,
+            deadline_at_s=None if terms.deadline_s is None else at_s + terms.deadline_s,
+            streamed=terms.streamed,
+            restart_visible=terms.restart_visible,
+        )
+
+    def _plain_spec(self, request: Request, at_s: float) -> JobSpec:
         return JobSpec(
             _key(request),
             request.lane,
@@ -295,3 +487,13 @@ class MindRouter:
 
 def _key(request: Request) -> str:
     return job_key(request.lane, f"j{request.index}")
+
+
+def _answered(order: Dispatch, answer: Answer | Unanswered, at_s: float) -> DispatchAnswered:
+    return DispatchAnswered(at_s, order.worker, order.key, order.attempt, answer)
+
+
+def _probed(
+    order: Probe, incarnation: int | None, missed: Unanswered | None, at_s: float
+) -> ProbeAnswered:
+    return ProbeAnswered(at_s, order.worker, incarnation, missed)

@@ -102,6 +102,23 @@ class World:
 
     def run(self, router: Router) -> None:
         """Run until every request has ended."""
+        self.begin(router)
+        heap = self._heap
+        while self._left and heap:
+            self.at_s, _, call = heappop(heap)
+            call(self.at_s)
+        assert not self._left, f"{self._left} requests never ended"
+
+    def run_until(self, until_s: float) -> None:
+        """Run on to an instant, whatever has ended; `begin` goes before."""
+        heap = self._heap
+        while heap and heap[0][0] <= until_s:
+            self.at_s, _, call = heappop(heap)
+            call(self.at_s)
+        self.at_s = until_s
+
+    def begin(self, router: Router) -> None:
+        """Let the workers join and the first requests arrive."""
         self._router = router
         for change in self.changes:
             self.call_at(change.at_s, partial(self._change, change))
@@ -109,11 +126,6 @@ class World:
             router.joined(host, at_s=0.0)
         self._await_next()
         self._arrive_all(0.0)
-        heap = self._heap
-        while self._left and heap:
-            self.at_s, _, call = heappop(heap)
-            call(self.at_s)
-        assert not self._left, f"{self._left} requests never ended"
 
     # ---- what a router may ask for -------------------------------------------------------------
 
@@ -180,14 +192,20 @@ class World:
             return
         host.wake_at_s = None
         for event in host.model.advance(at_s):
-            request = self.open[int(event.request_id)]
+            index = int(event.request_id)
+            request = self.open.get(index)
+            is_open = request is not None
+            if request is None:
+                request = self.requests[index]  # Another worker, or the broker, was first.
             match event:
                 case FirstToken(cached_tokens=cached_tokens):
-                    self.records.first_token_s[request.index] = event.at_s
-                    self.records.cached_tokens[request.index] = cached_tokens
+                    if is_open:
+                        self.records.first_token_s[index] = event.at_s
+                        self.records.cached_tokens[index] = cached_tokens
                     self._router.first_token(request, host, cached_tokens=cached_tokens, at_s=at_s)
                 case Finished(usage=usage):
-                    self._end(request, event.at_s)
+                    if is_open:
+                        self._end(request, event.at_s)
                     self._router.ended(request, host, usage=usage, at_s=at_s)
                 case _:
                     pass
