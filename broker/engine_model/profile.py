@@ -74,4 +74,64 @@ DEMO = Profile(
     decode_s=Curve(10.0e-3, 10.0e-3, 0.0),
 )
 
-PROFILES = {profile.name: profile for profile in (REFERENCE, DEMO)}
+H100X2_LLAMA_70B = Profile(
+    name="h100x2-llama-70b",
+    source=(
+        "Llama 3.3 70B in FP8 on two H100 SXM 80 GB, one worker (tensor parallel): NVIDIA, NIM for "
+        "LLMs Benchmarking Guide 1.0.0, Performance, NIM 1.8.0 "
+        "(docs.nvidia.com/nim/benchmarking/llm/1.0.0/performance). Alone, a first token within "
+        "11 %; up to saturation, ITL and throughput of prompts of 5,000 and 20,000 tokens within "
+        "11 %. With prompts of 1,000 and 100 clients ITL is 12 % too low: D knows no batch size."
+    ),
+    # As many as were seen to run at once (200 in, 200 out, 250 clients: 5,067 tok/s x 48.2 ms).
+    slots=256,
+    step_tokens_max=8192,  # TensorRT-LLM's max_num_tokens, unless set.
+    # Where more clients bring no more throughput, the running requests are throughput x ITL, and
+    # TensorRT-LLM reserves prompt and whole answer for each. Four shapes agree within 0.5 %:
+    #   5,000 +   500:   917.3 tok/s x 92.9 ms =  85.2 running x  5,500 = 469 k tokens
+    #  20,000 + 2,000:   427.1       x 50.1    =  21.4         x 22,000 = 471 k
+    #     500 + 2,000: 4,624.1       x 40.7    = 188.3         x  2,500 = 471 k
+    #   1,000 + 1,000: 4,167.4       x 56.3    = 234.6         x  2,000 = 469 k
+    # Check: 164 kB a token (2 x 80 layers x 8 heads x 128, FP8) make 77 GB; 2 x 80 GB less 70.6 GB
+    # of weights leave 89 GB, of which TensorRT-LLM takes 90 %, less its activations.
+    kv_tokens_max=470_016,  # 918 blocks.
+    block_tokens=512,  # What one hash id of the Mooncake traces stands for.
+    # TTFT alone less one D: 12.8, 29.4, 64.1, 388, 1,815 ms of 200, 500, 1,000, 5,000, 20,000
+    # tokens, that is 64, 59, 64, 78, 91 us a token; the last takes three steps. A roofline check:
+    # 2 x 70.6e9 FLOP a token / (2 x 1,979 TFLOPS, dense FP8) = 36 us, so 58 % of the peak.
+    prefill_s=Curve(0.0, 6.2e-5, 2.6e-9),
+    # ITL alone: 18.7 ms, and 19.6 where 20,000 tokens are in use. Roofline checks: 70.6 GB of
+    # weights / (2 x 3.35 TB/s) = 10.5 ms; the whole KV cache, 77 GB: 11.5 ms. The slope:
+    # 20,000 + 2,000 at 5 and 250 clients, less what others' prefills take (1.8 s of 2,000 tokens'
+    # time each): (21.6 - 18.4) / 0.24 and (31.5 - 18.4) / 1.0 make 13 ms; 15, for shorter prompts
+    # lie above.
+    decode_s=Curve(18.4e-3, 15.0e-3, 0.0),
+)
+
+A100_QWEN_32B = Profile(
+    name="a100-qwen3-32b",
+    source=(
+        "Qwen3-32B in BF16 on one A100 PCIe 80 GB, vLLM 0.19.0 in eager mode: nine closed-loop "
+        "rows of github.com/cssnoeasy/a100-vllm-benchmark-blog (e4226b0f), "
+        "docs/reports/a100-quantization-capacity.md. Throughput of every row within 4 %, worst ITL "
+        "within 5 %, TTFT of prompts that come together within 4 % (of the fewest, 18 % short)."
+    ),
+    slots=256,  # vLLM's max_num_seqs on an A100, unless set.
+    step_tokens_max=2048,  # vLLM's max_num_batched_tokens on an A100, unless set.
+    # As vLLM told at its start: 9.57 GiB beside 61 GiB of weights. Check: 262,144 bytes a token
+    # (2 x 64 layers x 8 heads x 128 x 2 bytes) make 10.28 GB.
+    kv_tokens_max=39_200,
+    block_tokens=16,  # vLLM's pages.
+    # Prompts that come together: the last of 8 x 2,048 tokens has its first token after 5,162 ms,
+    # of 16 x 2,048 after 10,304 ms: 643 ms a step of 2,048 tokens, less one D (about 49 ms): 594.
+    # Roofline check: 2 x 32.8e9 FLOP a token / 312 TFLOPS = 210 us, so 72 % of the peak.
+    prefill_s=Curve(0.0, 2.9e-4, 0.0),
+    # From throughput: c clients, each wave prefilled first, then 1 token a step for each.
+    #   4 x   512: 47.5 ms at a share of 0.065    4 x 2,048: 48.9 ms at 0.235
+    #   32 x  512: 52 ms at 0.52                 12 x 2,048: 52.4 ms at 0.705
+    # Roofline checks: 65.5 GB of weights / 1.935 TB/s = 33.9 ms (72 % of the bandwidth); the whole
+    # KV cache, 10.28 GB: 5.3 ms.
+    decode_s=Curve(46.9e-3, 8.2e-3, 0.0),
+)
+
+PROFILES = {profile.name: profile for profile in (REFERENCE, DEMO, H100X2_LLAMA_70B, A100_QWEN_32B)}
