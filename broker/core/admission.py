@@ -43,15 +43,14 @@ class Door:
         spent = self._spent(job)
         if spent is not None:
             return spent
-        if job.deadline_at_s is not None and job.deadline_at_s <= self._mind.at_s:
-            return Expire(job.key, Reason.DEADLINE_EXPIRED)
-        return self._stranger(job) or self._too_much(job)
+        return self._late(job) or self._stranger(job) or self._too_much(job)
 
-    def recheck(self, waiting: Waiting) -> Reject | DeadLetter | None:
+    def recheck(self, waiting: Waiting) -> Reject | Expire | DeadLetter | None:
         """Say why a job that waits can't stay: nobody asked before, or limits changed."""
         job = waiting.job
         return (
             self._spent(job)
+            or self._late(job)
             or self._stranger(job)
             or self._never(job, waiting.queue, waiting.work_tokens)
         )
@@ -60,6 +59,12 @@ class Door:
         """Say whether a job's earlier failures were its last: its dead letter was not written."""
         if job.failures and is_ended(job.failures, self._mind.policy.leases):
             return DeadLetter(job.key, job.failures)
+        return None
+
+    def _late(self, job: JobSpec) -> Expire | None:
+        """Say whether nobody waits for a job's answer any more."""
+        if job.deadline_at_s is not None and job.deadline_at_s <= self._mind.at_s:
+            return Expire(job.key, Reason.DEADLINE_EXPIRED)
         return None
 
     def _stranger(self, job: JobSpec) -> Reject | None:

@@ -197,6 +197,19 @@ def test_the_door_is_asked_when_start_up_ends() -> None:
     check_sums(cluster.scheduler)
 
 
+def test_a_deadline_that_passed_before_start_up_ended_is_told() -> None:
+    """A worker's time is not spent on an answer that nobody waits for (sim fuzz, seed 33)."""
+    cluster = Cluster(started=False)
+    cluster.join("w1")
+    cluster.hold(a_spec("j1", deadline_at_s=cluster.at_s + 1.0))
+    cluster.hold(a_spec("j2", deadline_at_s=cluster.at_s + 9.0))
+    cluster.tick(2.0)
+    decisions = cluster.step(DispatchAllowed(cluster.at_s))
+    assert of(Expire, decisions) == [Expire("acme.j1", Reason.DEADLINE_EXPIRED)]
+    assert keys(Dispatch, decisions) == ["acme.j2"]
+    check_sums(cluster.scheduler)
+
+
 @pytest.mark.parametrize("started", [True, False])
 def test_a_job_that_failed_too_often_before_is_dead_lettered(*, started: bool) -> None:
     """The broker that noted its last failure died before it wrote the dead letter."""
