@@ -61,6 +61,7 @@ class Member:
     link: MemoryBus
     task: asyncio.Task[None]
     metrics: Metrics
+    log: DecisionLog
 
     @property
     def leader(self) -> Leadership:
@@ -116,9 +117,11 @@ class Hand:
 class Cluster:
     """The server, and who was started on it."""
 
-    def __init__(self, folder: Path, config: Config) -> None:
+    def __init__(self, folder: Path, config: Config, *, log_bytes_max: int = 0) -> None:
+        """Without `log_bytes_max`, no decision log."""
         self.bus = MemoryBus()
         self.config = config
+        self._log_bytes_max = log_bytes_max
         self._folder = folder
         self.members: list[Member] = []
         self.hands: list[Hand] = []
@@ -132,10 +135,10 @@ class Cluster:
         config = config or self.config
         config = replace(config, broker=replace(config.broker, name=name))
         metrics = Metrics(lanes=[LANE], models=[MODEL])
-        log = DecisionLog(self._folder, file_bytes_max=0, files_max=1)
+        log = DecisionLog(self._folder, file_bytes_max=self._log_bytes_max, files_max=1)
         broker = Broker(faulty(link, fault) if fault else link, config, metrics=metrics, log=log)
         await broker.prepare()
-        member = Member(broker, link, asyncio.create_task(broker.run()), metrics)
+        member = Member(broker, link, asyncio.create_task(broker.run()), metrics, log)
         self.members.append(member)
         return member
 
@@ -225,13 +228,14 @@ async def a_cluster(
     workers: int = 1,
     engine: ScriptedEngine | None = None,
     policy: dict[str, Any] | None = None,
+    log_bytes_max: int = 0,
     **broker: Any,
 ) -> AsyncGenerator[Cluster]:
     """A cluster whose first broker leads; `engine` is that of its first worker."""
     wanted = {"leases": QUICK_LEASES, **(policy or {})}
     ours: dict[str, Any] = {"leader_ttl_s": LEADER_TTL_S, **broker}
     config = a_config(policy=wanted, **ours)
-    cluster = Cluster(folder, config)
+    cluster = Cluster(folder, config, log_bytes_max=log_bytes_max)
     try:
         for number in range(brokers):
             member = await cluster.start_broker(f"b{number + 1}")

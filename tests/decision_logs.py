@@ -7,7 +7,7 @@ from typing import Any
 from broker.core.decisions import Candidate, Dispatch, Explanation, HeldBy
 from broker.core.events import JobSpec
 from broker.service.decision_log import Dispatched, Ended, line
-from broker.wire.messages import Attempt, Finished, Kind, Outcome, Usage
+from broker.wire.messages import Attempt, Finished, Kind, Outcome, Reason, Usage
 
 START_S = 1_000_000.0
 
@@ -89,3 +89,22 @@ def an_end_line(
 def a_closing_line(name: str = "j1", *, kind: Kind | None = Kind.EXPIRED) -> bytes:
     """Write that the broker itself ended a job; without a kind: that its record was found."""
     return line(Ended(START_S + 5.0, f"acme.{name}", kind=kind))
+
+
+def a_refusal_line(
+    name: str = "j1",
+    *,
+    lane: str = "acme",
+    at_s: float = 5.0,
+    enqueued_s: float = 0.0,
+    kind: Kind = Kind.REJECTED,
+    reason: Reason = Reason.QUEUE_FULL,
+    row: str = "all",
+    blocks: Sequence[int] = (),
+    **job: Any,
+) -> bytes:
+    """Write that the broker ended a job that it never dispatched, and what it had asked for."""
+    key = f"{lane}.{name}"
+    defaults: dict[str, Any] = {"band": 1, "model": "tiny", "blocks": array("Q", blocks)}
+    spec = JobSpec(key, lane, **{**defaults, **job}, enqueued_at_s=START_S + enqueued_s)
+    return line(Ended(START_S + at_s, key, kind=kind, reason=reason, row=row, job=spec))

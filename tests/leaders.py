@@ -19,7 +19,7 @@ from broker.bus.base import Delivery, Message, NotFound
 from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
 from broker.core import decisions as do
-from broker.core.events import DispatchAllowed, Event
+from broker.core.events import DispatchAllowed, Event, JobSpec
 from broker.core.policy import LanePolicy, LeasePolicy, Policy
 from broker.service.config import BrokerConfig, Config
 from broker.service.election import Term
@@ -121,7 +121,8 @@ class Seen:
     def difference(self, kind: str) -> None:
         self.differences[kind] += 1
 
-    def closed(self, record: TerminalRecord, *, won: bool) -> None:
+    def closed(self, record: TerminalRecord, *, won: bool, job: JobSpec | None = None) -> None:
+        del job
         self.ended.append((record, won))
 
     def loop_error(self, where: str) -> None:

@@ -8,7 +8,6 @@ disk costs lines, which are counted, and never a job: no broker reads them back.
 import base64
 import threading
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,11 +81,15 @@ class Ended:
     reason: Reason | None = None
     e2e_s: float | None = None
     """Since the job was queued."""
+    row: str = ""
+    """The quota row, or lane, that refused it."""
+    job: JobSpec | None = None
+    """What a job asked for that ended without a dispatch: no other line tells it."""
 
     @property
     def blocks(self) -> int:
-        """Count the prefix blocks it keeps in memory: none."""
-        return 0
+        """Count the prefix blocks it keeps in memory."""
+        return 0 if self.job is None else len(self.job.blocks)
 
 
 Entry = Dispatched | Ended
@@ -206,11 +209,11 @@ def line(entry: Entry, *, prefixes: bool = True) -> bytes:
         case Dispatched():
             record = _dispatch(entry)
             if entry.job is not None:
-                record |= _asked(entry.job)
-                if prefixes:
-                    record["blocks"] = _thinned(entry.job)
+                record |= _asked(entry.job, prefixes=prefixes)
         case Ended():
             record = _end(entry)
+            if entry.job is not None:
+                record |= _came(entry.job) | _asked(entry.job, prefixes=prefixes)
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
 
 
@@ -246,14 +249,28 @@ def _dispatch(entry: Dispatched) -> dict[str, Any]:
     }
 
 
-def _asked(job: JobSpec) -> Mapping[str, Any]:
-    """Tell what a job asked for, as the broker knows it; its lane stands in its key."""
+def _came(job: JobSpec) -> dict[str, Any]:
+    """Tell when a job came and to which queue, as the line of a dispatch does."""
     return {
+        "enqueued_at_s": round(job.enqueued_at_s, 6),
+        "band": job.band,
+        "model": job.model,
+    }
+
+
+def _asked(job: JobSpec, *, prefixes: bool) -> dict[str, Any]:
+    """Tell what a job asked for, as the broker knows it; its lane stands in its key."""
+    asked: dict[str, Any] = {
         "prompt_tokens": job.prompt_tokens,
         "output_tokens_max": job.output_tokens_max,
         "session": _session(job),
         "prompt_blocks": len(job.blocks),
     }
+    if job.deadline_at_s is not None:
+        asked["deadline_at_s"] = round(job.deadline_at_s, 6)
+    if prefixes:
+        asked["blocks"] = _thinned(job)
+    return asked
 
 
 def _session(job: JobSpec) -> str:
@@ -273,7 +290,7 @@ def _score(candidate: Candidate) -> float:
     return candidate.score
 
 
-def _end(entry: Ended) -> Mapping[str, Any]:
+def _end(entry: Ended) -> dict[str, Any]:
     record: dict[str, Any] = {
         "event": "end",
         "at_s": round(entry.at_s, 6),
@@ -281,6 +298,8 @@ def _end(entry: Ended) -> Mapping[str, Any]:
         "kind": entry.kind,
         "reason": entry.reason,
     }
+    if entry.row:
+        record["row"] = entry.row
     if entry.e2e_s is not None:
         record["e2e_s"] = round(entry.e2e_s, 6)
     finished = entry.finished

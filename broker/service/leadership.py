@@ -226,9 +226,11 @@ class Leadership:
         self.loop.call(partial(self._forget, ending, record, won=won))
 
     def _forget(self, ending: Ending, record: TerminalRecord, *, won: bool) -> None:
-        self._observer.closed(record, won=won)
         held = self.shelf.get(ending.key)
-        if held is not None and held.message_id != (ending.stream, ending.sequence):
+        is_other = held is not None and held.message_id != (ending.stream, ending.sequence)
+        never_sent = held is not None and not is_other and held.sent is None
+        self._observer.closed(record, won=won, job=held.spec if held and never_sent else None)
+        if is_other:
             return
         self.book.forget(ending.key)
         if self.scheduler.is_known(ending.key):

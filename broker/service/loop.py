@@ -20,6 +20,7 @@ from broker.core.events import (
     DispatchAnswered,
     Event,
     FirstTokenSeen,
+    JobSpec,
     Tick,
     Unanswered,
     WorkerReported,
@@ -79,8 +80,8 @@ class Observer(Protocol):
         """Reconcile found and repaired a difference."""
         ...
 
-    def closed(self, record: TerminalRecord, *, won: bool) -> None:
-        """A job that the broker itself ended is gone from its stream."""
+    def closed(self, record: TerminalRecord, *, won: bool, job: JobSpec | None = None) -> None:
+        """A job that the broker itself ended is gone from its stream; `job`: never dispatched."""
         ...
 
     def loop_error(self, where: str) -> None:

@@ -77,8 +77,11 @@ class Observer:
             case _:
                 pass
 
-    def closed(self, record: TerminalRecord, *, won: bool) -> None:
-        """The broker itself ended a job, and its message is gone; `won`: by this very record."""
+    def closed(self, record: TerminalRecord, *, won: bool, job: JobSpec | None = None) -> None:
+        """The broker itself ended a job, and its message is gone; `won`: by this very record.
+
+        `job` is what it asked for, where no worker was ever offered it.
+        """
         lane, band, reason = record.lane, record.band, record.reason
         key = job_key(lane, record.job)
         self._told.pop(key, None)
@@ -87,7 +90,10 @@ class Observer:
         if won and record.kind is Kind.DEAD_LETTERED:
             self._metrics.dead_lettered(lane=lane)
         self._metrics.ended(record.kind if won else None, lane=lane, band=band)
-        self._log.put(Ended(record.ended_at_s, key, kind=record.kind, reason=reason))
+        row = record.row
+        self._log.put(
+            Ended(record.ended_at_s, key, kind=record.kind, reason=reason, row=row, job=job)
+        )
 
     def difference(self, kind: str) -> None:
         """A reconcile found a difference of this kind."""

@@ -48,13 +48,15 @@ class LoggedJob(Struct, frozen=True, kw_only=True):
     `decision_log_prefixes = false`, or when a new leader knew it from a worker's list only."""
     packed_blocks: bytes = b""
     """Every eighth of their hashes, as on the wire."""
-    dispatched_at_s: float
-    """The first time, as `queue_s`, `held_by` and what was predicted."""
-    queue_s: float
+    deadline_at_s: float | None = None
+    dispatched_at_s: float = 0.0
+    """The first time, as `queue_s`, `held_by` and what was predicted; 0: it never was."""
+    queue_s: float = 0.0
     held_by: str = ""
     predicted_hit_tokens: int = 0
     predicted_ttft_s: float = 0.0
     dispatches: int = 1
+    """0: it ended while it waited, or was refused."""
     policy: str = ""
     """Of the last dispatch, as `worker`."""
     worker: str = ""
@@ -62,6 +64,8 @@ class LoggedJob(Struct, frozen=True, kw_only=True):
     kind: str = ""
     """How it ended; empty when only a record of it was found."""
     reason: str = ""
+    row: str = ""
+    """The quota row, or lane, that refused it."""
     counted_prompt_tokens: int = 0
     """By the engine; 0: it did not run to its end."""
     cached_tokens: int = 0
@@ -88,19 +92,33 @@ class Tally(Struct, kw_only=True):
     lines: int = 0
     dispatches: int = 0
     jobs: int = 0
-    """With a dispatch and an end: those that were given."""
+    """With an end, and a word of what they asked for: those that were given."""
     broken_lines: int = 0
     """Cut off, or no line of a decision log."""
     outdated_lines: int = 0
     """Dispatches told by a broker that did not log yet what a job asked for."""
     without_end: int = 0
     without_dispatch: int = 0
-    """Ends of jobs whose dispatch is not in the log: older, lost, or there was none."""
+    """Ends of jobs whose dispatch is not in the log: older, lost, or there was none and the broker
+    is of before it told what such jobs asked for."""
 
 
-class _Dispatch(Struct, frozen=True, tag_field="event", tag="dispatch"):
+class _Line(Struct, frozen=True, kw_only=True, tag_field="event"):
+    """What a dispatch tells of its job, and the end of a job that never was dispatched."""
+
     at_s: Seconds
     key: str
+    enqueued_at_s: Seconds | UnsetType = UNSET
+    prompt_tokens: Count = 0
+    """On the end of an attempt: as the engine counted them."""
+    output_tokens_max: Count = 0
+    session: str = ""
+    prompt_blocks: Count = 0
+    blocks: bytes | UnsetType = UNSET
+    deadline_at_s: float | None = None
+
+
+class _Dispatch(_Line, frozen=True, kw_only=True, tag="dispatch"):
     worker: str
     band: Count
     model: str
@@ -109,22 +127,16 @@ class _Dispatch(Struct, frozen=True, tag_field="event", tag="dispatch"):
     held_by: str = ""
     predicted_hit_tokens: Count = 0
     predicted_ttft_s: float = 0.0
-    enqueued_at_s: Seconds | UnsetType = UNSET
-    prompt_tokens: Count = 0
-    output_tokens_max: Count = 0
-    session: str = ""
-    prompt_blocks: Count = 0
-    blocks: bytes | UnsetType = UNSET
 
 
-class _End(Struct, frozen=True, tag_field="event", tag="end"):
-    at_s: Seconds
-    key: str
+class _End(_Line, frozen=True, kw_only=True, tag="end"):
     kind: str | None = None
     reason: str | None = None
+    row: str = ""
+    band: Count = 0
+    model: str = ""
     worker: str = ""
     outcome: str | None = None
-    prompt_tokens: Count = 0
     cached_tokens: Count = 0
     output_tokens: Count = 0
     ttft_s: Seconds = 0.0
@@ -135,6 +147,11 @@ class _End(Struct, frozen=True, tag_field="event", tag="end"):
         """Say whether the job ended, or only an attempt that is followed by another."""
         return self.kind is not None or self.outcome in {None, "settled"}
 
+    @property
+    def is_undispatched(self) -> bool:
+        """Say whether it tells what its job asked for, as no dispatch did."""
+        return self.enqueued_at_s is not UNSET and self.outcome is None
+
 
 _lines = msgspec.json.Decoder(_Dispatch | _End)
 
@@ -142,7 +159,7 @@ _lines = msgspec.json.Decoder(_Dispatch | _End)
 def read_jobs(
     lines: Iterable[bytes], tally: Tally | None = None, *, open_jobs_max: int = OPEN_JOBS_MAX
 ) -> Iterator[LoggedJob]:
-    """Give each job that was dispatched and ended, in the order of ends.
+    """Give each job that ended, in the order of ends; one that never ran if its end says more.
 
     `lines` come in the order of time. Memory holds the jobs that have not ended. `tally` says
     afterwards what was left out.
@@ -158,11 +175,14 @@ def read_jobs(
                     told.without_end += 1
             case _End() as end if end.is_final:
                 job = open_jobs.pop(end.key, None)
-                if job is None:
-                    told.without_dispatch += 1
-                else:
+                if job is not None:
                     told.jobs += 1
                     yield _ended(job, end)
+                elif end.is_undispatched:
+                    told.jobs += 1
+                    yield _undispatched(end)
+                else:
+                    told.without_dispatch += 1
             case _:
                 pass
     told.without_end += len(open_jobs)
@@ -178,7 +198,7 @@ def _read(line: bytes, tally: Tally) -> _Dispatch | _End | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         tally.broken_lines += 1
         return None
-    if isinstance(entry, _Dispatch) and entry.blocks and len(entry.blocks) % HASH_BYTES:
+    if entry.blocks and len(entry.blocks) % HASH_BYTES:
         tally.broken_lines += 1
         return None
     return entry
@@ -198,18 +218,8 @@ def _dispatched(dispatch: _Dispatch, open_jobs: dict[str, LoggedJob], tally: Tal
             policy=dispatch.policy,
         )
         return
-    open_jobs[dispatch.key] = LoggedJob(
-        key=dispatch.key,
-        lane=split_job_key(dispatch.key)[0],
-        band=dispatch.band,
-        model=dispatch.model,
-        session=dispatch.session,
-        enqueued_at_s=dispatch.enqueued_at_s,
-        prompt_tokens=dispatch.prompt_tokens,
-        output_tokens_max=dispatch.output_tokens_max,
-        prompt_blocks=dispatch.prompt_blocks,
-        has_prefix=dispatch.blocks is not UNSET,
-        packed_blocks=b"" if dispatch.blocks is UNSET else dispatch.blocks,
+    open_jobs[dispatch.key] = msgspec.structs.replace(
+        _asked(dispatch, dispatch.enqueued_at_s),
         dispatched_at_s=dispatch.at_s,
         queue_s=dispatch.queue_s,
         held_by=dispatch.held_by,
@@ -220,6 +230,36 @@ def _dispatched(dispatch: _Dispatch, open_jobs: dict[str, LoggedJob], tally: Tal
     )
 
 
+def _asked(line: _Dispatch | _End, enqueued_at_s: float) -> LoggedJob:
+    """Make the record of what a job asked for."""
+    return LoggedJob(
+        key=line.key,
+        lane=split_job_key(line.key)[0],
+        band=line.band,
+        model=line.model,
+        session=line.session,
+        enqueued_at_s=enqueued_at_s,
+        prompt_tokens=line.prompt_tokens,
+        output_tokens_max=line.output_tokens_max,
+        prompt_blocks=line.prompt_blocks,
+        has_prefix=line.blocks is not UNSET,
+        packed_blocks=b"" if line.blocks is UNSET else line.blocks,
+        deadline_at_s=line.deadline_at_s,
+    )
+
+
+def _undispatched(end: _End) -> LoggedJob:
+    assert end.enqueued_at_s is not UNSET, "the caller looked"
+    return msgspec.structs.replace(
+        _asked(end, end.enqueued_at_s),
+        dispatches=0,
+        ended_at_s=end.at_s,
+        kind=end.kind or "",
+        reason=end.reason or "",
+        row=end.row,
+    )
+
+
 def _ended(job: LoggedJob, end: _End) -> LoggedJob:
     return msgspec.structs.replace(
         job,
@@ -227,7 +267,8 @@ def _ended(job: LoggedJob, end: _End) -> LoggedJob:
         ended_at_s=end.at_s,
         kind=end.kind or "",
         reason=end.reason or "",
-        counted_prompt_tokens=end.prompt_tokens,
+        row=end.row,
+        counted_prompt_tokens=0 if end.is_undispatched else end.prompt_tokens,
         cached_tokens=end.cached_tokens,
         output_tokens=end.output_tokens,
         ttft_s=_ttft_s(job, end),

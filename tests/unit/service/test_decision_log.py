@@ -196,6 +196,30 @@ def test_line_of_a_job_that_never_ran() -> None:
     }
 
 
+def test_what_a_refused_job_asked_for() -> None:
+    """No dispatch tells it, so its end does, in the same words, and which row refused it."""
+    job = a_job(
+        range(20), prompt_tokens=700, output_tokens_max=64, session="alice", enqueued_at_s=999.0
+    )
+    entry = Ended(
+        1000.0, job.key, kind=Kind.REJECTED, reason=Reason.QUEUE_FULL, row="band=1", job=job
+    )
+    told = _read(entry)
+    asked = _read(Dispatched(1000.0, a_dispatch(), band=1, model="tiny", job=job))
+    assert told["row"] == "band=1"
+    same = ("enqueued_at_s", "band", "model", "prompt_tokens", "output_tokens_max", "session")
+    assert {key: told[key] for key in same} == {key: asked[key] for key in same}
+    assert (told["prompt_blocks"], told["blocks"]) == (20, asked["blocks"])
+    assert "blocks" not in orjson.loads(line(entry, prefixes=False))
+
+
+def test_deadline_is_told_where_there_is_one() -> None:
+    """In Unix time, as all instants."""
+    told = _read(Dispatched(1.0, a_dispatch(), 1, "tiny", a_job(deadline_at_s=1234.5)))
+    assert told["deadline_at_s"] == 1234.5
+    assert "deadline_at_s" not in _read(Dispatched(1.0, a_dispatch(), 1, "tiny", a_job()))
+
+
 def test_scores_past_their_bound() -> None:
     """Of many workers the best are told, and how many there were."""
     entry = Dispatched(1.0, a_dispatch(candidates=CANDIDATES_MAX + 1), band=1, model="tiny")
@@ -265,10 +289,11 @@ def test_prefixes_that_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(LogFiles, "append", append)
     log = a_log(tmp_path, queue_blocks_max=25)
     entry = Dispatched(1.0, a_dispatch(), 1, "tiny", a_job(range(10)))
+    refused = Ended(1.0, "acme.j1", kind=Kind.REJECTED, job=a_job(range(10)))
     log.put(entry)
     assert entered.wait(5)
-    for _ in range(3):
-        log.put(entry)
+    for one in (entry, refused, refused):
+        log.put(one)
     log.put(Ended(2.0, "acme.j1"))
     assert log.lines_dropped == 2
     release.set()

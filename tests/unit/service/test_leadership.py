@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import orjson
 import pytest
 
 from broker.bus.base import LinkDown, NoStream, NotFound, Timeout
@@ -120,6 +121,36 @@ async def test_a_full_queue_refuses_without_using_quota_and_a_later_try_succeeds
         assert {await ended(one) for one in (runs, waits, again)} == {Kind.COMPLETED}
         assert again.submission == 1
         await cluster.until_empty()
+
+
+async def test_the_log_tells_what_a_job_asked_for_once(tmp_path: Path) -> None:
+    """A refused job's end tells it; of a job that ran its dispatch did."""
+    engine = ScriptedEngine(slots=1)
+    rows = (QuotaRow(inflight_jobs_max=1, queued_jobs_max=0),)
+    async with (
+        a_cluster(
+            tmp_path, engine=engine, policy={"quotas": rows}, log_bytes_max=100_000
+        ) as cluster,
+        cluster.client() as client,
+    ):
+        runs = await client.submit(a_chat(), band=2, job_id="runs")
+        await until(lambda: "runs" in engine.running)
+        refused = await client.submit(a_chat(), band=2, job_id="late")
+        assert await ended(refused) is Kind.REJECTED
+        engine.say("runs", an_answer())
+        assert await ended(runs) is Kind.COMPLETED
+        await cluster.until_empty()
+        log = cluster.members[0].log
+        await until(lambda: log.lines_written >= 3)
+        lines = [orjson.loads(one) for one in log.path.read_bytes().splitlines()]
+    late, ran = (
+        [one for one in lines if one["key"] == f"{LANE}.{name}" and one["event"] == "end"]
+        for name in ("late", "runs")
+    )
+    assert [(one["kind"], one["row"], one["output_tokens_max"]) for one in late] == [
+        ("rejected", "all", 8)
+    ]
+    assert ["enqueued_at_s" in one for one in ran] == [False]
 
 
 async def test_two_messages_with_one_id_run_once_and_both_callers_hear(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from broker.core import decisions as do
 from broker.core.decisions import Explanation, HeldBy
@@ -204,6 +205,14 @@ def test_job_refused_as_it_comes(bench: Bench) -> None:
     assert bench.value("jobs_rejected_total", reason="queue_full", lane="acme", band="1") == 1
     assert bench.value("jobs_ended_total", kind="rejected", lane="acme", band="1") == 1
     assert [(one["kind"], one["reason"]) for one in bench.lines()] == [("rejected", "queue_full")]
+
+
+def test_refused_job_is_logged_with_what_it_asked_for(bench: Bench) -> None:
+    """And with the row that refused it: a replay under other quotas may let it in."""
+    record = replace(_record(Kind.REJECTED, Reason.QUEUE_FULL), row="band=1")
+    bench.observer.closed(record, won=True, job=a_job())
+    (told,) = bench.lines()
+    assert (told["row"], told["enqueued_at_s"], told["model"]) == ("band=1", 100.0, "tiny")
 
 
 def test_refusal_of_another_job_in_the_same_step(bench: Bench) -> None:

@@ -9,7 +9,13 @@ from broker.service.decision_log import PREFIX_STRIDE
 from broker.sim.decisions import LOGGED_BLOCK_BYTES, LoggedJob, Tally, read_jobs
 from broker.wire.messages import Attempt, Kind, Outcome, Reason, Usage
 from broker.wire.prefix import BLOCK_BYTES
-from tests.decision_logs import START_S, a_closing_line, a_dispatch_line, an_end_line
+from tests.decision_logs import (
+    START_S,
+    a_closing_line,
+    a_dispatch_line,
+    a_refusal_line,
+    an_end_line,
+)
 
 
 def _read(lines: Iterable[bytes]) -> tuple[list[LoggedJob], Tally]:
@@ -67,6 +73,26 @@ def test_job_whose_worker_was_lost() -> None:
     """No line tells of an attempt that nobody ended: a second dispatch is the same job's."""
     job = _one(a_dispatch_line(), a_dispatch_line(worker="w1", number=2), an_end_line(worker="w1"))
     assert (job.dispatches, job.worker) == (2, "w1")
+
+
+def test_job_that_was_refused() -> None:
+    """What it asked for stands in its end, for it never was dispatched."""
+    refused = a_refusal_line(
+        blocks=range(20), prompt_tokens=650, output_tokens_max=64, band=2, deadline_at_s=9.5
+    )
+    job = _one(refused)
+    assert (job.key, job.lane, job.band, job.model) == ("acme.j1", "acme", 2, "tiny")
+    assert (job.kind, job.reason, job.row) == ("rejected", "queue_full", "all")
+    assert (job.enqueued_at_s, job.ended_at_s, job.deadline_at_s) == (START_S, START_S + 5, 9.5)
+    assert (job.prompt_tokens, job.output_tokens_max, list(job.blocks)) == (650, 64, [7, 15])
+    assert (job.dispatches, job.counted_prompt_tokens, job.worker) == (0, 0, "")
+
+
+def test_end_that_says_again_what_a_dispatch_told() -> None:
+    """A new leader does not know that an earlier one had dispatched the job: it was."""
+    job = _one(a_dispatch_line(prompt_tokens=650), a_refusal_line(kind=Kind.EXPIRED))
+    assert (job.dispatches, job.kind, job.prompt_tokens) == (1, "expired", 650)
+    assert job.counted_prompt_tokens == 0
 
 
 def test_key_that_comes_again_after_its_end() -> None:
