@@ -56,6 +56,8 @@ class Figures(Struct, frozen=True, kw_only=True):
     jain_index: float
     """Fairness over lanes of speed: the mean of (seconds alone on a cold engine ÷ seconds end to
     end) of each lane's requests. 1 is equal, 1/lanes the worst."""
+    ttft_quantiles_s: tuple[float, ...] = ()
+    """From the least to the most in steps of 1 %, to draw the distribution; empty of nothing."""
     decision_s: Spread | None = None
     """Real time of one step of the mind; of ours only, where it was timed."""
 
@@ -71,6 +73,12 @@ def spread(values: Iterable[float]) -> Spread:
         p90=_rank(ordered, 0.9),
         p99=_rank(ordered, 0.99),
     )
+
+
+def quantiles(values: Iterable[float]) -> tuple[float, ...]:
+    """Return 101 of them, 0 % to 100 %; empty of nothing."""
+    ordered = sorted(values)
+    return tuple(_rank(ordered, number / 100) for number in range(101)) if ordered else ()
 
 
 def jain(shares: Sequence[float]) -> float:

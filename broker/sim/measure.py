@@ -4,7 +4,7 @@ import statistics
 from array import array
 from collections.abc import Sequence
 
-from broker.sim.figures import Figures, Spread, jain, spread
+from broker.sim.figures import Figures, Spread, jain, quantiles, spread
 from broker.sim.host import Host
 from broker.sim.request import Request
 from broker.sim.world import Change, World
@@ -77,6 +77,7 @@ def measure(
         duplicate_kv_ratio=duplicate_kv_ratio,
         hit_dip=tally.hit_dip(),
         jain_index=jain([speed / jobs for speed, jobs in tally.speeds.values()]),
+        ttft_quantiles_s=quantiles(tally.ttft_s),
         decision_s=decision_s,
     )
 
