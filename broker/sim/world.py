@@ -16,7 +16,7 @@ from msgspec import Struct
 from broker.engine_model.events import Finished, FirstToken, SequenceRequest
 from broker.engine_model.profile import Profile
 from broker.sim.host import Host
-from broker.sim.records import Records
+from broker.sim.records import NOT_YET, Records
 from broker.sim.request import Request
 from broker.wire.messages import Usage
 
@@ -121,7 +121,7 @@ class World:
         """Let the workers join and the first requests arrive."""
         self._router = router
         for change in self.changes:
-            self.call_at(change.at_s, partial(self._change, change))
+            self.call_at(change.at_s, partial(self.change, change))
         for host in self.hosts:
             router.joined(host, at_s=0.0)
         self._await_next()
@@ -154,6 +154,29 @@ class World:
         self.records.refused[request.index] = 1
         self._end(request, at_s)
 
+    def change(self, change: FleetChange, at_s: float) -> None:
+        """Let something happen to the fleet now; nothing happens to a lost worker."""
+        if change.change is Change.JOIN:
+            profile = change.profile or self._profile
+            number = len(self.hosts)
+            host = Host(number, profile, journal=self._journal, joined_at_s=at_s)
+            self.hosts.append(host)
+            self._router.joined(host, at_s=at_s)
+            return
+        host = self.hosts[change.host]
+        if not host.alive:
+            return
+        match change.change:
+            case Change.LOSE:
+                host.restart()
+                host.alive = False
+            case Change.RESTART:
+                host.restart()
+                host.draining = False
+            case Change.DRAIN:
+                host.draining = True
+        self._router.changed(host, change.change, at_s=at_s)
+
     # ---- events --------------------------------------------------------------------------------
 
     def _await_next(self) -> None:
@@ -162,8 +185,17 @@ class World:
             if request.after is None:
                 self._next = request
                 return
-            self._children.setdefault(request.after, []).append(request)
+            self._follow(request, request.after)
         self._next = None
+
+    def _follow(self, request: Request, parent: int) -> None:
+        """Let a request arrive after another's end, which may be over."""
+        ended_s = self.records.ended_s[parent]
+        if ended_s == NOT_YET:
+            self._children.setdefault(parent, []).append(request)
+        else:
+            arrives_s = max(self.at_s, ended_s + request.at_s)
+            self.call_at(arrives_s, partial(self._arrive, request))
 
     def _arrive_all(self, at_s: float) -> None:
         """Let all arrive that are due: a burst is there at once, before anything else happens."""
@@ -219,28 +251,6 @@ class World:
         self.ended_count += 1
         for child in self._children.pop(request.index, ()):
             self.call_at(at_s + child.at_s, partial(self._arrive, child))
-
-    def _change(self, change: FleetChange, at_s: float) -> None:
-        if change.change is Change.JOIN:
-            profile = change.profile or self._profile
-            number = len(self.hosts)
-            host = Host(number, profile, journal=self._journal, joined_at_s=at_s)
-            self.hosts.append(host)
-            self._router.joined(host, at_s=at_s)
-            return
-        host = self.hosts[change.host]
-        if not host.alive:
-            return
-        match change.change:
-            case Change.LOSE:
-                host.restart()
-                host.alive = False
-            case Change.RESTART:
-                host.restart()
-                host.draining = False
-            case Change.DRAIN:
-                host.draining = True
-        self._router.changed(host, change.change, at_s=at_s)
 
 
 def sequence_request(request: Request) -> SequenceRequest:
