@@ -44,7 +44,7 @@ lock *args:
     compile() {
         "{{ bin }}/uv" pip compile -q pyproject.toml --universal --python-version 3.11 \
             --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
-            --custom-compile-command "just lock" --group build --extra embedded --extra llama \
+            --custom-compile-command "just lock" --group build --extra embedded --extra llama --extra sim \
             {{ args }} "$@"
     }
     compile -o requirements.lock
@@ -70,6 +70,11 @@ up *args: (_install "requirements.lock")
 [doc("The demo under round robin and under first_token in turn, three times each, side by side")]
 ab *args: (_install "requirements.lock")
     @"{{ bin }}/inferlane" ab {{ args }}
+
+[group("run")]
+[doc("Policies on a trace, ours and the field's, in virtual time: `just sim compare --trace excerpt:conversation`")]
+sim *args: (_install "requirements.lock")
+    @"{{ bin }}/inferlane" sim {{ args }}
 
 [group("check")]
 [doc("The whole suite, real NATS and real engines included")]

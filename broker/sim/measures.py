@@ -46,6 +46,12 @@ class Measure(Struct, frozen=True, kw_only=True):
             case _:
                 return f"{value:.3f}"
 
+    def interval(self, low: float, high: float) -> str:
+        """Write an interval, its unit once."""
+        unit = self.text(low).partition(" ")[2]
+        ends = [self.text(end).partition(" ")[0] for end in (low, high)]
+        return f"{' … '.join(ends)} {unit}".rstrip()
+
 
 def _decimals(value: float) -> int:
     """Three figures that count."""

@@ -27,12 +27,15 @@ def variants(setting: Setting) -> dict[str, Setting]:
     """Return the settings to compare in, of equal workers; the first is the one given."""
     made = {UNCHANGED: setting}
     profile = setting.profile
-    for factor, word in ((0.5, "halved"), (2.0, "doubled")):
+    factors = {"halved": 0.5, "doubled": 2.0}
+    for word, factor in factors.items():
         faster = replaced(profile, prefill_s=_steeper(profile.prefill_s, 1 / factor))
-        steeper = replaced(profile, decode_s=_steeper(profile.decode_s, factor))
-        blocks = max(1, round(setting.blocks_per_worker * factor))
         made[f"prefill rate {word}"] = replace(setting, profile=faster)
+    for word, factor in factors.items():
+        steeper = replaced(profile, decode_s=_steeper(profile.decode_s, factor))
         made[f"decode slope {word}"] = replace(setting, profile=steeper)
+    for word, factor in factors.items():
+        blocks = max(1, round(setting.blocks_per_worker * factor))
         made[f"KV size {word}"] = replace(setting, blocks_per_worker=blocks)
     return made
 

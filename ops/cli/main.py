@@ -55,6 +55,7 @@ START = "Start here"
 RUN = "Run"
 WORK = "Send work"
 LOOK = "Look and steer"
+SIMULATE = "Simulate"
 
 COMMANDS = (
     Command("demo", START),
@@ -72,6 +73,7 @@ COMMANDS = (
     Command("decisions", LOOK),
     Command("reconcile", LOOK),
     Command("doctor", LOOK),
+    Command("sim", SIMULATE),
 )
 
 
@@ -112,7 +114,7 @@ def _register(
         app.command(target, name=command.name, group=groups[command.group])
 
 
-GROUPS = (START, RUN, WORK, LOOK)
+GROUPS = (START, RUN, WORK, LOOK, SIMULATE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

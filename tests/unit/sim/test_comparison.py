@@ -45,6 +45,15 @@ def test_two_seeds_claim_nothing_and_say_why() -> None:
     assert (found["ttft_s.mean"].verdict, found["ttft_s.mean"].reason) == ("no claim", FEW_SEEDS)
 
 
+def test_what_is_certain_but_tiny_is_no_difference() -> None:
+    """Half a thousandth under every seed is not worth a claim, two thousandths are."""
+    peer = an_entry("lmetric", [0.2, 0.2, 0.2])
+    for factor, verdict in ((0.9995, "no difference"), (0.998, "better")):
+        entries = [an_entry("first_token", [0.2 * factor] * 3), peer]
+        found = against_best_peers(entries, best_peers(entries), a_load())["first_token"]
+        assert found["ttft_s.mean"].verdict == verdict
+
+
 def test_no_ratio_to_nothing() -> None:
     """A best peer at 0 gives a difference, no ratio."""
     entries = [OURS, QUICK]

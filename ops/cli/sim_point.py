@@ -1,0 +1,98 @@
+"""The point that a simulation is run at: which trace, how fast, on how large a cluster."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from ops.cli.errors import Misused
+
+if TYPE_CHECKING:  # `--help` must answer before the simulator is imported.
+    from broker.sim.request import Workload
+    from broker.sim.runs import Setting
+
+PARTS = ("all", "first-half", "second-half")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What runs, and where."""
+
+    trace: str = ""
+    """A trace: a file (Mooncake, Azure, ServeGen, sessions), conversation, synthetic or another
+    name in --traces, excerpt:conversation (ships with inferlane), or generated:NAME?key=value."""
+
+    traces: Annotated[Path | None, Parameter(env_var="INFERLANE_TRACES")] = None
+    """Folder of the public traces."""
+
+    part: str = "all"
+    """Of the trace: all, first-half, second-half, or a number of requests from its head."""
+
+    workers: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+    """Workers, all alike."""
+
+    blocks_per_worker: Annotated[int, Parameter(validator=Number(gte=1))] = 2000
+    """KV cache of each worker, in blocks of the profile (reference: 512 tokens)."""
+
+    speed: Annotated[float, Parameter(validator=Number(gt=0))] = 1.0
+    """How many times as fast as recorded the requests arrive."""
+
+    profile: str = "reference"
+    """How fast the modelled engines are."""
+
+    def workload(self) -> "Workload":
+        """Read the trace. Raises Misused."""
+        from broker.sim.workload.loading import load
+        from broker.sim.workload.shaping import first_half, head, second_half
+
+        if not self.trace:
+            message = "name a trace, for example --trace excerpt:conversation"
+            raise Misused(message)
+        with told():
+            workload = load(self.trace, traces=self.traces)
+        match self.part:
+            case "all":
+                return workload
+            case "first-half":
+                return first_half(workload)
+            case "second-half":
+                return second_half(workload)
+            case _ if self.part.isdecimal() and int(self.part) > 0:
+                return head(workload, int(self.part))
+            case _:
+                message = f"--part is {', '.join(PARTS)} or a number of requests, not {self.part!r}"
+                raise Misused(message)
+
+    def setting(self) -> "Setting":
+        """Make the cluster. Raises Misused."""
+        from broker.engine_model.profile import PROFILES
+        from broker.sim.runs import Setting
+        from broker.wire.settings import nearest
+
+        if self.profile not in PROFILES:
+            known = ", ".join(PROFILES)
+            close = nearest(self.profile, list(PROFILES))
+            message = f"no such profile: {self.profile}.{close} Known: {known}"
+            raise Misused(message)
+        return Setting(
+            workers=self.workers,
+            blocks_per_worker=self.blocks_per_worker,
+            speed=self.speed,
+            profile=PROFILES[self.profile],
+        )
+
+
+@contextmanager
+def told() -> Generator[None]:
+    """Turn what a simulation's user can mend into wrong usage."""
+    from broker.sim.errors import SimError
+
+    try:
+        yield
+    except SimError as error:
+        raise Misused(str(error)) from error

@@ -1,0 +1,221 @@
+"""Runs simulations, several at once, under one progress bar, and stops cleanly.
+
+With one job everything runs in this process. Otherwise each process reads the trace for itself,
+once: that is quicker than to send it. Ctrl-C reaches the processes through an event that each looks
+at every simulated second.
+"""
+
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
+
+from msgspec import Struct
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from broker.core.policy import Policy
+from broker.sim.contestants import Contestant, contestant
+from broker.sim.errors import SimError
+from broker.sim.request import Workload
+from broker.sim.runs import Outcome, Setting, run
+from ops.cli.errors import CommandError
+from ops.cli.sim_point import Point
+
+OURS_COST = 4
+"""A request under the mind takes about as long to simulate as this many under a peer. It only
+steadies the time left."""
+
+TOLD_SHARE = 0.02
+"""Progress of a run worth telling the parent: more would keep it busy with the bar."""
+
+Report = Callable[[int, int], None]
+"""Called with the number of a run, and of its requests that have ended."""
+
+Said = tuple[int, int] | None
+"""What is reported; None: no more will come."""
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One simulation to be run."""
+
+    label: str
+    """Of a contestant, or what to call `policy`."""
+    setting: Setting
+    seed: int
+    policy: Policy | None = None
+    """Ours under these knobs, instead of a contestant."""
+    timed: bool = False
+    """Measure the real time of each decision."""
+
+    def contestant(self) -> Contestant:
+        """Return who runs."""
+        if self.policy is None:
+            return contestant(self.label)
+        return Contestant(label=self.label, family="ours", source="", policy=self.policy)
+
+
+class Unfit(Struct, frozen=True):
+    """A run that can't be: a request fits no worker."""
+
+    problem: str
+
+
+class Stopped(Exception):
+    """Somebody pressed Ctrl-C."""
+
+
+def run_all(
+    runs: Sequence[Run], *, point: Point, workload: Workload, jobs: int
+) -> list[Outcome | Unfit]:
+    """Run all; the outcomes come in the order asked for.
+
+    Raises CommandError when a process dies.
+    """
+    requests = len(workload.requests)
+    with _bar(runs, requests=requests) as report:
+        if jobs == 1:
+            return [_run(one, number, workload, report) for number, one in enumerate(runs)]
+        return _run_pool(runs, point=point, jobs=jobs, report=report)
+
+
+def required(outcomes: Iterable[Outcome | Unfit]) -> list[Outcome]:
+    """Return the outcomes. Raises SimError when one could not be run."""
+    found: list[Outcome] = []
+    for one in outcomes:
+        if isinstance(one, Unfit):
+            raise SimError(one.problem)
+        found.append(one)
+    return found
+
+
+def _run(one: Run, number: int, workload: Workload, report: Report) -> Outcome | Unfit:
+    def progress(ended: int, _: int) -> None:
+        report(number, ended)
+
+    progress(0, 0)
+    try:
+        outcome = run(
+            workload,
+            one.contestant(),
+            one.setting,
+            seed=one.seed,
+            timer=time.perf_counter if one.timed else None,
+            progress=progress,
+        )
+    except SimError as error:
+        return Unfit(str(error))
+    progress(len(workload.requests), 0)
+    return outcome
+
+
+# ---- several processes ---------------------------------------------------------------------------
+
+
+class _Here:
+    """What a process keeps between runs."""
+
+    workload: Workload
+    said: "SimpleQueue[Said]"
+    stop: Event
+
+
+def _begin(point: Point, said: "SimpleQueue[Said]", stop: Event) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent hears it too, and tells.
+    _Here.workload, _Here.said, _Here.stop = point.workload(), said, stop
+
+
+def _run_here(one: Run, number: int) -> Outcome | Unfit:
+    requests = len(_Here.workload.requests)
+    told = -requests
+
+    def report(run_number: int, ended: int) -> None:
+        nonlocal told
+        if _Here.stop.is_set():
+            raise Stopped
+        if ended == requests or ended - told >= requests * TOLD_SHARE:
+            told = ended
+            _Here.said.put((run_number, ended))
+
+    return _run(one, number, _Here.workload, report)
+
+
+def _run_pool(
+    runs: Sequence[Run], *, point: Point, jobs: int, report: Report
+) -> list[Outcome | Unfit]:
+    # Spawned processes share no locks and threads with this one, on every platform.
+    context = multiprocessing.get_context("spawn")
+    said: SimpleQueue[Said] = context.SimpleQueue()
+    stop = context.Event()
+    listener = threading.Thread(target=_listen, args=(said, report), daemon=True)
+    listener.start()
+    pool = ProcessPoolExecutor(
+        min(jobs, len(runs)), context, initializer=_begin, initargs=(point, said, stop)
+    )
+    try:
+        futures = [pool.submit(_run_here, one, number) for number, one in enumerate(runs)]
+        return [_result(future) for future in futures]
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+        said.put(None)
+        listener.join()
+        said.close()
+
+
+def _result(future: "Future[Outcome | Unfit]") -> Outcome | Unfit:
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        message = "a process of the simulation died (out of memory?); try fewer --jobs"
+        raise CommandError(message) from error
+
+
+def _listen(said: "SimpleQueue[Said]", report: Report) -> None:
+    while (one := said.get()) is not None:
+        report(*one)
+
+
+# ---- progress ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _bar(runs: Sequence[Run], *, requests: int) -> Generator[Report]:
+    """Show one bar over all runs on standard error, if that is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _number, _ended: None
+        return
+    weights = [OURS_COST if one.contestant().is_ours else 1 for one in runs]
+    ended = [0] * len(runs)
+    with Progress(
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.description}", markup=False),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=sum(weights) * requests)
+
+        def report(number: int, count: int) -> None:
+            ended[number] = count
+            done = sum(one == requests for one in ended)
+            now = " · ".join(
+                f"{run.label} #{run.seed}"
+                for run, one in zip(runs, ended, strict=True)
+                if 0 < one < requests
+            )
+            bar.update(
+                task,
+                completed=sum(w * n for w, n in zip(weights, ended, strict=True)),
+                description=f"{done}/{len(runs)} runs; {now}",
+            )
+
+        yield report
