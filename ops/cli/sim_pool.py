@@ -127,7 +127,6 @@ class _Here:
 
 
 def _begin(point: Point, said: "SimpleQueue[Said]", stop: Event) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent hears it too, and tells.
     _Here.workload, _Here.said, _Here.stop = point.workload(), said, stop
 
 
@@ -159,7 +158,8 @@ def _run_pool(
         min(jobs, len(runs)), context, initializer=_begin, initargs=(point, said, stop)
     )
     try:
-        futures = [pool.submit(_run_here, one, number) for number, one in enumerate(runs)]
+        with _ctrl_c_later():
+            futures = [pool.submit(_run_here, one, number) for number, one in enumerate(runs)]
         return [_result(future) for future in futures]
     finally:
         stop.set()
@@ -167,6 +167,16 @@ def _run_pool(
         said.put(None)
         listener.join()
         said.close()
+
+
+@contextmanager
+def _ctrl_c_later() -> Generator[None]:
+    """Let Ctrl-C wait while processes are started: they inherit that they don't hear it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _result(future: "Future[Outcome | Unfit]") -> Outcome | Unfit:
