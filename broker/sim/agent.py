@@ -27,6 +27,9 @@ from broker.wire.messages import (
 )
 from broker.wire.prefix import pack_hashes
 
+ENGINE_START_S = 1.0
+"""How long a dead engine takes to serve again: short, and longer than an order is on its way."""
+
 FINISHED_MAX = 4096
 """Ends that wait for the next heartbeat to be told again."""
 
@@ -53,6 +56,8 @@ class Agent:
         self.echo = 0
         self.epoch = 0
         self.draining = False
+        self.ready_at_s = 0.0
+        """When its engine serves: one that died takes a while to start anew."""
         self.runs: dict[str, Run] = {}
         self._model = model
         self._sequence = 0
@@ -74,7 +79,7 @@ class Agent:
             return Answer.BUSY
         if self.draining:
             return Answer.DRAINING
-        if len(self.runs) >= self.host.profile.slots:
+        if at_s < self.ready_at_s or len(self.runs) >= self.host.profile.slots:
             return Answer.BUSY
         hit_tokens = order.predicted_hit_tokens
         self.runs[order.key] = Run(request, job, order.attempt, at_s, hit_tokens)
@@ -129,6 +134,12 @@ class Agent:
         run = self.runs.pop(key)
         return self._keep(Finished(key, run.attempt, Outcome.RETRY, reason=reason))
 
+    def engine_died(self, *, at_s: float) -> list[Finished]:
+        """Note that the engine died, and what ran there with it; returns what is told at once."""
+        self.ready_at_s = at_s + ENGINE_START_S
+        self._wants_full = True
+        return [self.fail(key, Reason.WORKER_LOST) for key in list(self.runs)]
+
     def _keep(self, finished: Finished) -> Finished:
         if len(self._finished) < FINISHED_MAX:
             self._finished.append(finished)
@@ -155,6 +166,7 @@ class Agent:
             at_s=at_s,
             models=(self._model,),
             slots=profile.slots,
+            ready=at_s >= self.ready_at_s,
             draining=self.draining,
             inflight=tuple(self._entry(key, run) for key, run in self.runs.items()),
             finished=finished,

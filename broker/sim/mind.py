@@ -195,9 +195,8 @@ class MindRouter:
         if agent is None:
             return
         host.restart()
-        agent.ask_full()
-        for key in list(agent.runs):
-            self._tell_end(agent, agent.fail(key, Reason.WORKER_LOST), at_s)
+        for finished in agent.engine_died(at_s=at_s):
+            self._tell_end(agent, finished, at_s)
 
     def link_changed(self, *, up: bool, at_s: float) -> None:
         """Lose the broker's own link, or have it back."""
