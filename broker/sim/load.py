@@ -9,7 +9,8 @@ end of a run, when workers fall idle one by one, is part of both; on a short tra
 capacity, so the load is overstated there, never understated.
 
 Sessions wait for their own answers, so they offer no rate of their own: what round robin served
-stands for it, and such a workload can't overload anything.
+stands for it, and such a workload can't overload anything. The turns of the longest session follow
+each other even when all sessions begin at once, which overstates the load as a short trace does.
 """
 
 from msgspec import Struct

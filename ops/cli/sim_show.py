@@ -6,11 +6,11 @@ from rich.table import Table
 
 from broker.sim.comparison import OURS
 from broker.sim.lineup import OURS_AS_SHIPPED
-from broker.sim.load import ITL_LOAD_RATIO_MAX, Load
 from broker.sim.measures import MEASURES, TTFT_MEAN, Measure
 from broker.sim.paired import difference
 from broker.sim.report import Against, Entry, Report
 from ops.cli.output import console, note, say, table
+from ops.sim_page.findings import load_sentence, overload_sentence
 
 COLUMNS = (
     ("TTFT MEAN>", "ttft_s.mean"),
@@ -53,7 +53,9 @@ def show_report(report: Report) -> None:
     against = report.against_best_peer
     for policy in [one for one in OURS_AS_SHIPPED if one in against] or list(against)[:1]:
         console().print(_against_table(policy, against[policy]))
-    show_load(report.load)
+    say(load_sentence(report))
+    if report.overloaded:
+        say(overload_sentence(report))
 
 
 def entries_table(title: str, entries: Iterable[Entry]) -> Table:
@@ -82,18 +84,6 @@ def _against_first(one: Entry, first: Entry) -> str:
     )
     change = f"{TTFT_MEAN.of(one) / TTFT_MEAN.of(first) - 1:+.1%}"
     return f"{change} {apart.verdict(higher_is_better=False)}"
-
-
-def show_load(load: Load) -> None:
-    """Say how loaded the point is, and what follows."""
-    say(
-        f"Load {load.load_ratio * 100:.0f} %: {load.offered_tokens_s:,.0f} tokens/s offered, and "
-        f"round robin can do {load.capacity_tokens_s:,.0f}."
-    )
-    if load.overloaded:
-        say("Overloaded: round robin's backlog grows. Such points are listed apart.")
-    elif not load.itl_comparable:
-        say(f"ITL is compared below {ITL_LOAD_RATIO_MAX * 100:g} % load, so not here.")
 
 
 def written(*paths: object) -> None:

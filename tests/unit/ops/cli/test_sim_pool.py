@@ -35,8 +35,18 @@ def test_outcomes_come_in_the_order_asked_for(jobs: int) -> None:
         required([unfit])
 
 
+def test_run_stops_when_told() -> None:
+    """It looks at every simulated second, and what it had is dropped."""
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    stop.set()
+    sim_pool._begin(POINT, context.SimpleQueue(), stop)
+    with pytest.raises(sim_pool.Stopped):
+        sim_pool._run_here(a_run(), 0)
+
+
 def test_ctrl_c_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that have begun stop at their next simulated second, the others never begin."""
+    """Runs that have not begun never do, and every process ends."""
 
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
