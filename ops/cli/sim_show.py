@@ -47,7 +47,7 @@ def show_report(report: Report) -> None:
     trace, setting = report.trace, report.setting
     title = (
         f"{trace.name} @ {setting.speed:g}: {trace.requests:,} requests, {setting.workers} × "
-        f"{setting.blocks_per_worker:,} blocks, {len(setting.seeds)} seeds"
+        f"{setting.blocks_per_worker:,} blocks, seeds {setting.seeds[0]}-{setting.seeds[-1]}"
     )
     console().print(entries_table(title, report.policies))
     against = report.against_best_peer

@@ -120,10 +120,11 @@ def page(report: Report) -> str:
 
 def _facts(report: Report) -> str:
     trace, setting = report.trace, report.setting
+    seeds = "1 seed" if len(setting.seeds) == 1 else f"{len(setting.seeds)} seeds"
     text = (
         f"{trace.requests:,} requests, {trace.prompt_tokens:,} prompt and {trace.output_tokens:,} "
         f"output tokens; {setting.workers} workers × {setting.blocks_per_worker:,} blocks of "
-        f"{setting.block_tokens} tokens, profile {setting.profile}; {len(setting.seeds)} seeds. "
+        f"{setting.block_tokens} tokens, profile {setting.profile}; {seeds}. "
         f"{load_sentence(report)}"
     )
     return f"<p class='soft'>{escape(text)}</p>"
@@ -141,7 +142,7 @@ def _findings(report: Report) -> str:
     cards = (
         ("Better than the best peer", "better", found.better),
         ("Worse than the best peer", "worse", found.worse),
-        ("No difference shown", "soft", found.undecided),
+        ("No difference, or no claim", "soft", found.undecided),
     )
     made = "\n".join(_card(title, css, lines) for title, css, lines in cards)
     return (

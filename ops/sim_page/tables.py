@@ -1,6 +1,6 @@
 """Tables of a comparison as HTML."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from broker.sim.comparison import OURS
@@ -121,8 +121,12 @@ def _ratio_cell(variant: Variant) -> Cell:
     return f"{ratio:.3f}", "better" if ratio < 1 else "worse"
 
 
-def _table(heads: Sequence[str], rows: Iterable[tuple[Sequence[Cell], str]]) -> str:
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[Cell], str]]) -> str:
+    """Lay rows and their classes out; a head stands as the first row's cell under it."""
+    sides = ["left" if "left" in css else "" for _, css in rows[0][0]]
+    head = "".join(
+        f'<th class="{side}">{escape(text)}</th>' for text, side in zip(heads, sides, strict=True)
+    )
     body = "\n".join(
         f'<tr class="{css}">'
         + "".join(f'<td class="{css}">{escape(text)}</td>' for text, css in cells)
