@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from broker.core.policy import LanePolicy, Policy
-from broker.engine_model.profile import Profile
+from broker.core.policy import LanePolicy, Policy, QuotaRow, RoutingPolicy
+from broker.engine_model.profile import Curve, Profile
 from broker.sim.decisions import LoggedJob
 from broker.sim.mind import MODEL, MindRouter
 from broker.sim.request import Request
@@ -16,6 +16,24 @@ from broker.wire.prefix import pack_hashes
 
 START_S = 1_000_000.0
 BLOCK_TOKENS = 512
+
+ENGINE = Profile(
+    name="truth",
+    source="chosen",
+    slots=16,
+    step_tokens_max=4096,
+    kv_tokens_max=20_000,
+    block_tokens=512,
+    prefill_s=Curve(5e-3, 1.5e-4, 0.0),
+    decode_s=Curve(12e-3, 8e-3, 0.0),
+)
+LANES = (LanePolicy(name="acme"), LanePolicy(name="bolt"))
+IN_TURN = Policy(models=(MODEL,), lanes=LANES, routing=RoutingPolicy(policy="round_robin"))
+TIGHT = Policy(
+    models=("tiny",),
+    lanes=LANES,
+    quotas=(QuotaRow(lane="acme", inflight_jobs_max=1, queued_jobs_max=1),),
+)
 
 
 def some_requests(

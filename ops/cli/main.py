@@ -74,6 +74,7 @@ COMMANDS = (
     Command("reconcile", LOOK),
     Command("doctor", LOOK),
     Command("sim", SIMULATE),
+    Command("replay", SIMULATE),
 )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.core.policy import LanePolicy, Policy, QuotaRow, RoutingPolicy
-from broker.engine_model.profile import REFERENCE, Curve, Profile
+from broker.core.policy import LanePolicy, Policy, QuotaRow
+from broker.engine_model.profile import REFERENCE, Curve
 from broker.sim.decisions import LoggedJob
 from broker.sim.errors import SimError
 from broker.sim.logged_engine import logged_engine
@@ -16,24 +16,14 @@ from broker.sim.mind import MODEL
 from broker.sim.replay import as_workload, for_one_model, replayable
 from broker.sim.replay_figures import Ending, Row
 from broker.sim.replay_run import Plan, ReplayReport, replay
-from tests.replays import START_S, a_logged_day, some_requests
-
-ENGINE = Profile(
-    name="truth",
-    source="chosen",
-    slots=16,
-    step_tokens_max=4096,
-    kv_tokens_max=20_000,
-    block_tokens=512,
-    prefill_s=Curve(5e-3, 1.5e-4, 0.0),
-    decode_s=Curve(12e-3, 8e-3, 0.0),
-)
-LANES = (LanePolicy(name="acme"), LanePolicy(name="bolt"))
-IN_TURN = Policy(models=(MODEL,), lanes=LANES, routing=RoutingPolicy(policy="round_robin"))
-TIGHT = Policy(
-    models=("tiny",),
-    lanes=LANES,
-    quotas=(QuotaRow(lane="acme", inflight_jobs_max=1, queued_jobs_max=1),),
+from tests.replays import (
+    ENGINE,
+    IN_TURN,
+    LANES,
+    START_S,
+    TIGHT,
+    a_logged_day,
+    some_requests,
 )
 
 
@@ -46,8 +36,13 @@ def a_day(count: int = 300, *, policy: Policy | None = None, **traffic: Any) -> 
 def a_plan(jobs: Sequence[LoggedJob], **fields: Any) -> Plan:
     """Replay it on the engines that its log tells of."""
     profile = logged_engine(jobs, REFERENCE).profile
-    defaults: dict[str, Any] = {"model": "tiny", "workers": 2, "ran": "round_robin"}
-    return Plan(**{**defaults, "profile": profile, **fields})
+    defaults: dict[str, Any] = {
+        "model": "tiny",
+        "profile": profile,
+        "workers": 2,
+        "ran": "round_robin",
+    }
+    return Plan(**{**defaults, **fields})
 
 
 def whole(found: ReplayReport) -> Row:
