@@ -14,6 +14,9 @@ from ops.cli.output import duration, table
 GAP_LARGE = 0.25
 """Where simulation and log are further apart in mean TTFT, the reader is told to be careful."""
 
+TIMES_MIN = 10
+"""From this ratio on a change reads better as a factor."""
+
 
 def fitted(found: LoggedEngine, *, says_size: bool) -> list[str]:
     """Say which figures of the engine come from the log."""
@@ -107,8 +110,16 @@ def _measures(views: Sequence[GroupFigures]) -> list[Measure]:
 
 def _line(name: str, values: Sequence[tuple[float, str]]) -> list[str]:
     (logged, logged_text), (ran, ran_text), (changed, changed_text) = values
-    gap, difference = change(logged, ran), change(ran, changed)
-    return [name, logged_text, ran_text, f"{gap:+.0%}", changed_text, f"{difference:+.0%}"]
+    gap, difference = percent(logged, ran), percent(ran, changed)
+    return [name, logged_text, ran_text, gap, changed_text, difference]
+
+
+def percent(before: float, after: float) -> str:
+    """Write a change: `+12%`, from ten times on `x 14`; empty where there was nothing before."""
+    if not before:
+        return "" if after else "+0%"
+    times = after / before
+    return f"x {times:,.0f}" if times >= TIMES_MIN else f"{change(before, after):+.0%}"
 
 
 def _lanes(found: ReplayReport) -> RenderableType:

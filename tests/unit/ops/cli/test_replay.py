@@ -12,6 +12,7 @@ from broker.sim.decisions import LoggedJob
 from broker.wire.messages import Usage
 from ops.cli.main import main
 from ops.cli.output import duration
+from ops.cli.replay_text import percent
 from tests.decision_logs import a_dispatch_line, a_refusal_line, an_end_line
 from tests.replays import ENGINE, IN_TURN, START_S, TIGHT, a_logged_day, some_requests
 
@@ -219,6 +220,15 @@ def test_logs_with_nothing_in_them(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "the log names no worker of this model" in capsys.readouterr().err
     assert run(empty, "--policy", "weighted", "--workers", "1") == 0
     assert "too few runs in the log to fit rates" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [(2, 3, "+50%"), (2, 1, "-50%"), (2, 2, "+0%"), (2, 28, "x 14"), (0, 0, "+0%"), (0, 1, "")],
+)
+def test_changes_read_well(before: float, after: float, text: str) -> None:
+    """Percent, or a factor where percent would have five digits."""
+    assert percent(before, after) == text
 
 
 def test_report_that_can_not_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
