@@ -37,7 +37,7 @@ from broker.core.events import (
     WorkerReported,
 )
 from broker.sim.books import WAIT_S_MAX, check_books
-from broker.sim.mind import MindRouter
+from broker.sim.mind import TICK_S, MindRouter
 from broker.sim.scenario import Scenario
 from broker.sim.violation import require
 from broker.sim.world import World
@@ -49,6 +49,9 @@ DISPATCHES_MAX = 64
 DECISIONS_MIN = 16
 DECISIONS_PER_HEAD = 6
 """A step may decide this much for each job and worker known, and DECISIONS_MIN on top."""
+
+LATE_S_MAX = 2 * TICK_S
+"""Ticks find what is late; one may fall between a deadline and a dispatch."""
 
 Terminal = Release | Reject | Expire | Cancel | DeadLetter | FailStream
 
@@ -83,6 +86,8 @@ class Checkers:
         self._gone: dict[str, int] = {}
         """By worker that was given up, the last attempt before that."""
         self._aborted: dict[tuple[str, Attempt], None] = {}
+        self._stopped: dict[str, None] = {}
+        """Jobs that it was told to stop."""
         self._drains: dict[str, None] = {}
         """Workers that an operator wants empty."""
         self._drained: dict[str, None] = {}
@@ -104,6 +109,8 @@ class Checkers:
         require(len(decisions) <= bound, f"{len(decisions)} decisions in one step")
         for decision in decisions:
             self._see(decision, at_s)
+        if event is not None and isinstance(event, WorkerReported):
+            self._check_report(event, decisions)
         if event is None or decisions:
             self._check_known()
         if event is None:
@@ -126,6 +133,8 @@ class Checkers:
                 self._known[job.key] = None
             case CancelRequested(_, key):
                 self._wished[key] = None
+                if key in self._known:
+                    self._stopped[key] = None
             case DrainRequested(_, worker, draining):
                 if not draining:
                     self._drained.pop(worker, None)
@@ -153,8 +162,8 @@ class Checkers:
                 self._aborted[decision.key, decision.attempt] = None
             case Probe() | DrainOrder():
                 self._number(decision)
-            case Difference(kind=DifferenceKind.RUNS_UNLEASED, key=key):
-                self._known[key] = None
+            case Difference(kind=DifferenceKind.RUNS_UNLEASED):
+                self._see_adopted(decision)
             case Queued(key=key, position=position, wait_s=wait_s):
                 require(0 <= position < len(self._jobs), f"{key} waits at place {position}")
                 self._check_time(wait_s, f"{key} is told to wait")
@@ -167,6 +176,31 @@ class Checkers:
             case _:
                 pass
 
+    # ---- reports -------------------------------------------------------------------------------
+
+    def _see_adopted(self, found: Difference) -> None:
+        ours = found.detail.startswith(f"attempt {self._epoch}.")
+        message = f"{found.key}, {found.detail}, was given up here, and is taken back"
+        require(found.key in self._known or not ours, message)
+        self._known[found.key] = None
+
+    def _check_report(self, event: WorkerReported, decisions: Sequence[Decision]) -> None:
+        """A report of a new life ends the old one, and whoever runs twice is told to stop."""
+        beat = event.heartbeat
+        for view in self._router.scheduler.views.workers():
+            if view.worker == beat.worker:
+                new = view.incarnation >= beat.incarnation
+                require(new, f"{beat.worker} reports a new life, and is still known by the old one")
+        stopped = [one.key for one in decisions if isinstance(one, Abort)]
+        for one in decisions:
+            match one:
+                case Difference(
+                    kind=DifferenceKind.RUNS_TWICE | DifferenceKind.STALE_ATTEMPT, key=key
+                ):
+                    require(key in stopped, f"{key} runs where it must not, and is not stopped")
+                case _:
+                    pass
+
     # ---- dispatches ----------------------------------------------------------------------------
 
     def _see_dispatch(self, order: Dispatch, at_s: float) -> None:
@@ -176,6 +210,7 @@ class Checkers:
         count = self._dispatched[key] = self._dispatched.get(key, 0) + 1
         require(count <= DISPATCHES_MAX, f"{key} was dispatched {count} times")
         require(key in self._known, f"{key} was dispatched, and had ended")
+        require(key not in self._stopped, f"{key} was dispatched, and was to be stopped")
         require(self._allowed and self._link_up, f"{key} was dispatched before it could be")
         require(worker not in self._drains, f"{key} was dispatched to {worker}, which drains")
         attempt = order.attempt
@@ -185,14 +220,18 @@ class Checkers:
         )
         self._check_time(order.explanation.predicted_ttft_s, f"{key}'s first token is predicted")
         self._check_time(order.explanation.queue_s, f"{key}'s queue is predicted")
-        deadline_at_s = self._jobs[key].deadline_at_s if key in self._jobs else None
-        require(
-            deadline_at_s is None or at_s <= deadline_at_s + 1.0,
-            f"{key} was dispatched after its deadline",
-        )
+        self._check_deadline(key, at_s)
         self._check_alone(order)
         self._attempts = attempt.number
         self._left.append(order)
+
+    def _check_deadline(self, key: str, at_s: float) -> None:
+        """No worker's time is spent for nobody; a job that has its record costs none."""
+        job = self._jobs.get(key)
+        if job is None or job.deadline_at_s is None or _index(key) not in self._world.open:
+            return
+        late_s = at_s - job.deadline_at_s
+        require(late_s <= LATE_S_MAX, f"{key} was dispatched {late_s:.2f} s after its deadline")
 
     def _check_alone(self, order: Dispatch) -> None:
         """No engine runs the job under an attempt that this leader gave and has not given up."""
@@ -238,8 +277,9 @@ class Checkers:
                 may = job.streamed and not job.restart_visible
                 require(may, f"{key} was failed as a stream, and is none")
             case Release(key=key):
-                index = int(key.split(".j")[1])
-                require(index not in self._world.open, f"{key} was released without its record")
+                require(
+                    _index(key) not in self._world.open, f"{key} was released without its record"
+                )
 
     def _check_rejected(self, end: Reject) -> None:
         rows = self._scenario.policy.quotas
@@ -299,3 +339,8 @@ class Checkers:
             return f"{key} is not known"
         where = f"leased to {why.worker}" if why.leased else f"waits, held by {why.held_by}"
         return f"{key} {where} {why.row}".rstrip()
+
+
+def _index(key: str) -> int:
+    """Return the number of a job's request."""
+    return int(key.split(".j")[1])

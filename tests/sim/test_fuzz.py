@@ -1,0 +1,136 @@
+"""Seeds × faults: what once failed, a fixed number of others, and the same digest everywhere."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker.core.endings import Endings
+from broker.core.fleet import Fleet
+from broker.core.leases import Leases
+from broker.core.retries import Retries
+from broker.core.state import Phase, Worker
+from broker.sim.fuzz import Found, fuzz_seed
+
+SEEDS = Path(__file__).with_name("seeds.txt")
+FRESH = range(10_000, 10_040)
+NOTICED_BY = range(1, 31)
+"""Seeds within which a broken mind must be noticed."""
+
+DIGESTS = "from broker.sim.fuzz import fuzz_seed; print([fuzz_seed(n).digest for n in range(1, 6)])"
+
+
+def kept_seeds() -> list[int]:
+    """The seeds of `seeds.txt`."""
+    lines = [line.partition("#")[0].strip() for line in SEEDS.read_text().splitlines()]
+    return [int(line) for line in lines if line]
+
+
+def failures(found: list[Found]) -> list[str]:
+    """What to read, and what to type."""
+    return [
+        f"{one.violation}: inferlane sim fuzz --seed {one.seed} --trace-events"
+        for one in found
+        if one.violation
+    ]
+
+
+def noticed() -> str:
+    """What the first seed to fail says; empty when none does."""
+    return next((said for seed in NOTICED_BY if (said := fuzz_seed(seed).violation)), "")
+
+
+def test_every_kept_seed_says_why_it_is_kept() -> None:
+    """One a line, each once, with a comment."""
+    lines = [line for line in SEEDS.read_text().splitlines() if not line.startswith("#")]
+    assert all(line.partition("#")[2].strip() for line in lines)
+    assert len(set(kept_seeds())) == len(lines)
+
+
+def test_seeds_that_once_failed_hold() -> None:
+    """A fixed bug stays fixed."""
+    assert failures([fuzz_seed(seed) for seed in kept_seeds()]) == []
+
+
+def test_other_seeds_hold() -> None:
+    """Nothing of what must always hold is broken by what goes wrong in these."""
+    found = [fuzz_seed(seed) for seed in FRESH]
+    assert failures(found) == []
+    assert sum(one.dispatches for one in found) > 20 * len(found)
+
+
+def test_the_same_seed_gives_the_same_digest_under_any_hash_seed() -> None:
+    """No decision hangs on the order of a set; another seed is another run."""
+    printed: list[str] = []
+    for hash_seed in ("0", "1", "4711"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", DIGESTS], env=environment, capture_output=True, check=True
+        )
+        printed.append(done.stdout.decode().strip())
+    here = [fuzz_seed(seed).digest for seed in range(1, 6)]
+    assert printed == [str(here)] * 3
+    assert len(set(here)) == len(here)
+
+
+def test_the_log_tells_events_decisions_and_faults() -> None:
+    """A failing seed can be read line by line, and reading changes nothing."""
+    lines: list[str] = []
+    found = fuzz_seed(33, log=lines.append)
+    assert found == fuzz_seed(33)
+    for part in ("JobHeld(", "    -> Dispatch(", "== leader", "== all is well"):
+        assert any(part in line for line in lines)
+
+
+def test_a_mind_that_dispatches_to_draining_workers_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that drains gets nothing new."""
+    monkeypatch.setattr(
+        Fleet, "serves_now", lambda _, worker: worker.phase is Phase.LIVE and worker.ready
+    )
+    assert "draining" in noticed() or "drains" in noticed() or "pool" in noticed()
+
+
+def test_a_mind_that_forgets_leases_of_a_lost_worker_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lost worker's jobs are counted nowhere, and wait again."""
+
+    def forget(_: Retries, worker: Worker, *, cause: str) -> None:
+        worker.leases.clear()
+
+    monkeypatch.setattr(Retries, "worker_died", forget)
+    assert noticed()
+
+
+def test_a_mind_that_repeats_an_unanswered_order_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An order without an answer may run: until the echo tells, no second one."""
+
+    def doubt(self: Leases, worker: Worker) -> None:
+        for lease in [one for one in worker.leases.values() if one.unanswered]:
+            self._retries.not_run(lease)
+
+    monkeypatch.setattr(Leases, "probe", doubt)
+    assert "runs it" in noticed()
+
+
+def test_a_mind_that_believes_any_attempt_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt's word counts only for its own lease."""
+    monkeypatch.setattr(Endings, "_lease", lambda self, key, *_: self._mind.ledger.get(key))
+    assert noticed()
+
+
+def test_a_crash_of_the_mind_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seed is named, and where it happened."""
+
+    def crash(self: Leases) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Leases, "time_passed", crash)
+    assert "ZeroDivisionError" in fuzz_seed(1).violation
+    assert "test_fuzz" in fuzz_seed(1).violation
