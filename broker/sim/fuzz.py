@@ -31,8 +31,11 @@ from broker.sim.world import Change, FleetChange, World
 HEAL_S = LAST_WISH_S + 4.5
 """The longest fault lasts four seconds."""
 
-REQUEST_S_MAX = 3.0
+REQUEST_S_MAX = 5.0
 """One request alone takes less, back-off included."""
+
+LEADERLESS_RATIO = 0.25
+"""A new leader is there within a second: requests last a few, so that it finds them running."""
 
 LOOK_S = 0.5
 """How often it is looked at whether all has ended."""
@@ -196,7 +199,7 @@ class FuzzRun:
                 world.call_at(until_s, self._link_back)
             case FaultKind.LEADER if router.leads:
                 router.stand_down()
-                world.call_at(until_s, self._take_over)
+                world.call_at(at_s + LEADERLESS_RATIO * fault.for_s, self._take_over)
             case _:
                 pass
 

@@ -28,7 +28,7 @@ from broker.sim.request import Request
 
 BLOCK_TOKENS = 64
 PROMPT_TOKENS_MAX = 1536
-OUTPUT_TOKENS_MAX = 96
+OUTPUT_TOKENS_MAX = 256
 SEQUENCE_TOKENS_MAX = PROMPT_TOKENS_MAX + OUTPUT_TOKENS_MAX
 """Every worker holds one such request at least: what fits nowhere is the caller's error."""
 
@@ -56,7 +56,8 @@ class FaultKind(StrEnum):
     LINK = "link"
     """The broker's own link is down for a while."""
     LEADER = "leader"
-    """The leader dies; another takes over a while later."""
+    """The leader dies; another takes over soon, while much still runs. Drawn most: what a new
+    leader finds is what it can least know beforehand."""
 
 
 class Fault(Struct, frozen=True, kw_only=True):
@@ -216,7 +217,7 @@ def _faults(rng: random.Random) -> tuple[Fault, ...]:
     faults = [
         Fault(
             at_s=rng.random() * LAST_WISH_S,
-            kind=rng.choice(kinds),
+            kind=rng.choice((*kinds, FaultKind.LEADER)),
             host=rng.randrange(2 * WORKERS_MAX),
             for_s=rng.uniform(0.1, 4.0),
             profile=_profile(rng),

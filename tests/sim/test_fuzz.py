@@ -15,7 +15,7 @@ from broker.core.state import Phase, Worker
 from broker.sim.fuzz import Found, fuzz_seed
 
 SEEDS = Path(__file__).with_name("seeds.txt")
-FRESH = range(10_000, 10_040)
+FRESH = range(10_000, 10_024)
 NOTICED_BY = range(1, 31)
 """Seeds within which a broken mind must be noticed."""
 
@@ -78,8 +78,8 @@ def test_the_same_seed_gives_the_same_digest_under_any_hash_seed() -> None:
 def test_the_log_tells_events_decisions_and_faults() -> None:
     """A failing seed can be read line by line, and reading changes nothing."""
     lines: list[str] = []
-    found = fuzz_seed(33, log=lines.append)
-    assert found == fuzz_seed(33)
+    found = fuzz_seed(46, log=lines.append)
+    assert found == fuzz_seed(46)
     for part in ("JobHeld(", "    -> Dispatch(", "== leader", "== all is well"):
         assert any(part in line for line in lines)
 

@@ -198,7 +198,7 @@ def test_the_door_is_asked_when_start_up_ends() -> None:
 
 
 def test_a_deadline_that_passed_before_start_up_ended_is_told() -> None:
-    """A worker's time is not spent on an answer that nobody waits for (sim fuzz, seed 33)."""
+    """A worker's time is not spent on an answer that nobody waits for (sim fuzz, seed 46)."""
     cluster = Cluster(started=False)
     cluster.join("w1")
     cluster.hold(a_spec("j1", deadline_at_s=cluster.at_s + 1.0))
