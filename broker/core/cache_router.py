@@ -73,7 +73,7 @@ class CacheAwareRouter:
         pool = self._roster.pool(job.adapter or job.model)
         if pool is None or not pool.order:
             servable = pool is not None and pool.servable
-            return Placement(None, 0, job.prompt_tokens, 0.0, servable=servable)
+            return Placement(None, 0, job.prompt_tokens, 0.0, full=True, servable=servable)
         output = job.output_tokens_max if output_tokens is None else output_tokens
         return self._chooser.place(self._know(job), pool, tuple(excluded), output, at_s=at_s)
 

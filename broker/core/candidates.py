@@ -1,5 +1,7 @@
 """Which workers need a score for a job: holders of its prefix, and the least loaded of the others.
 
+Of the others, those are a few with room and a few without, which may be worth waiting for.
+
 Of a few holders at the same depth all are candidates. More are represented by the least loaded with
 room and the least loaded without: the others hold the same and are worse off. A crowd (a system
 prompt that most hold) is not even listed: its best is met on the way from the front of the pool's
@@ -9,7 +11,7 @@ number of workers, and at WALK_MAX whatever happens.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from operator import attrgetter
 
 from broker.core.events import JobSpec
@@ -21,6 +23,9 @@ from broker.wire.prompt import BYTES_PER_TOKEN
 
 HOLDERS_EACH_MAX = 4
 """So few holders at one depth are all candidates."""
+
+COLD_EACH_MAX = 4
+"""So many that hold nothing are candidates: of those with room, and of those without."""
 
 WALK_MAX = 128
 """Most steps from the front of a pool's order in search of one of a crowd, or of one outside: twice
@@ -77,48 +82,70 @@ def find(
         warm |= holding.workers
         hit_tokens = holding.hit_tokens
         if len(holding.seats) > HOLDERS_EACH_MAX:
-            for seat in _best_listed(holding.seats, need, excluded):
+            for seat in _best_listed(holding, need, excluded):
                 yield seat, hit_tokens
         elif holding.seats:
             for seat in holding.seats:
                 if may_serve(seat, need.job, excluded):
                     yield seat, hit_tokens
         else:
-            for seat in _best_of_crowd(holding.workers, need, pool, excluded):
+            for seat in _best_of_crowd(holding, need, pool, excluded):
                 yield seat, hit_tokens
     if warm.bit_count() < len(pool.order):
-        cold = _first_free(warm, need, pool, excluded, inside=False)
-        if cold is not None:
-            yield cold, 0.0
+        for seat in _cold(warm, need, pool, excluded):
+            yield seat, 0.0
 
 
-def _best_listed(seats: Sequence[Seat], need: Need, excluded: Sequence[str]) -> Iterator[Seat]:
+def _best_listed(holding: Holding, need: Need, excluded: Sequence[str]) -> Iterator[Seat]:
     """Yield the least loaded that has room for the job, and the least loaded that has none."""
-    able = [seat for seat in seats if may_serve(seat, need.job, excluded)]
-    free = [seat for seat in able if seat.fits(need.kv_tokens)]
+    uncached = need.prompt_tokens - holding.hit_tokens
+    able = [seat for seat in holding.seats if may_serve(seat, need.job, excluded)]
+    free = [seat for seat in able if seat.fits(need.kv_tokens, uncached)]
     if free:
         yield min(free, key=_entry)
     if len(free) < len(able):
-        yield min([seat for seat in able if not seat.fits(need.kv_tokens)], key=_entry)
+        yield min([s for s in able if not s.fits(need.kv_tokens, uncached)], key=_entry)
 
 
-def _best_of_crowd(workers: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Iterator[Seat]:
-    free = _first_free(workers, need, pool, excluded, inside=True)
+def _best_of_crowd(
+    holding: Holding, need: Need, pool: Pool, excluded: Sequence[str]
+) -> Iterator[Seat]:
+    uncached = need.prompt_tokens - holding.hit_tokens
+    free = _first_free(holding.workers, need, uncached, pool, excluded, inside=True)
     if free is not None:
         yield free
-    for _, _, _, seat in islice(pool.order, pool.free_count, pool.free_count + WALK_MAX):
-        if seat.bit & workers and may_serve(seat, need.job, excluded):
+    for seat in pool.busy(WALK_MAX):
+        if seat.bit & holding.workers and may_serve(seat, need.job, excluded):
             yield seat
             return
 
 
+def _cold(warm: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Iterator[Seat]:
+    """Yield the least loaded that hold nothing."""
+    uncached, found = need.prompt_tokens, False
+    for seat in chain(pool.free(COLD_EACH_MAX), pool.busy(COLD_EACH_MAX)):
+        if not seat.bit & warm and may_serve(seat, need.job, excluded):
+            found = found or seat.fits(need.kv_tokens, uncached)
+            yield seat
+    if not found:
+        free = _first_free(warm, need, uncached, pool, excluded, inside=False)
+        if free is not None:
+            yield free
+
+
 def _first_free(
-    workers: int, need: Need, pool: Pool, excluded: Sequence[str], *, inside: bool
+    workers: int,
+    need: Need,
+    uncached: float,
+    pool: Pool,
+    excluded: Sequence[str],
+    *,
+    inside: bool,
 ) -> Seat | None:
     """Find the least loaded in (or outside) `workers` with room for the job, near the front."""
-    front = (entry[3] for entry in islice(pool.order, min(pool.free_count, WALK_MAX)))
-    for seat in chain(front, pool.roomiest()):
+    for seat in chain(pool.free(WALK_MAX), pool.roomiest()):
         is_meant = bool(seat.bit & workers) is inside
-        if is_meant and seat.fits(need.kv_tokens) and may_serve(seat, need.job, excluded):
+        fits = is_meant and seat.fits(need.kv_tokens, uncached)
+        if fits and may_serve(seat, need.job, excluded):
             return seat
     return None

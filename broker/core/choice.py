@@ -27,9 +27,6 @@ from broker.core.scoring import Need, Scored, candidate, leave_cost, score_of, t
 from broker.core.stickiness import Key, Stickiness
 
 FOREVER = float("inf")
-FRONT_MAX = 8
-"""Workers looked at from the front of a pool for one that fits, before the job is looked at in
-full."""
 
 
 @dataclass(slots=True)
@@ -107,7 +104,7 @@ class Chooser:
         if known.placement is not None and self._stands(known, pool, at_s):
             return known.placement
         known.improved_count = pool.improved_count
-        return self._place_alike(known, pool) or self._place_by_score(known, pool, at_s)
+        return self._place_by_score(known, pool, at_s)
 
     def score(
         self, known: Known, pool: Pool, chosen: str, *, at_s: float
@@ -116,7 +113,7 @@ class Chooser:
         if known.useful_of != pool.bits:
             self._look_at_levels(known, pool)
         self._look_back(known, pool, at_s)
-        return self._scored_all(known, pool, also=chosen), known.previous
+        return self._scored_all(known, pool, at_s, also=chosen), known.previous
 
     # ---- kept answers --------------------------------------------------------------------------
 
@@ -143,58 +140,29 @@ class Chooser:
         if missed > len(pool.improved):
             return False
         for better in islice(pool.improved, len(pool.improved) - missed, None):
-            if self._may_beat(known, better):
+            if self._may_beat(known, better, at_s):
                 return False
         known.improved_count = pool.improved_count
         return True
 
-    def _may_beat(self, known: Known, seat: Seat) -> bool:
+    def _may_beat(self, known: Known, seat: Seat, at_s: float) -> bool:
         """Say whether a worker that became better could now be the answer."""
-        chosen = known.seat
-        fits = seat.fits(known.need.kv_tokens)
-        if not seat.is_serving or seat is chosen:
+        if not seat.is_serving or seat is known.seat:
             return False
-        if chosen is None or (fits and known.is_held):
-            return fits
-        if self._is_alike(known):
-            return fits and seat.entry < chosen.entry
-        hit_tokens = _hit_tokens(known, seat)
-        if not (fits or hit_tokens):
-            return False
-        return self._scored(seat, known.need, hit_tokens).score < known.score
+        one = self._scored(seat, known.need, _hit_tokens(known, seat), at_s)
+        if known.seat is None or (one.fits and known.is_held):
+            return one.fits
+        return one.score < known.score
 
-    # ---- jobs that every worker serves alike ---------------------------------------------------
-
-    def _is_alike(self, known: Known) -> bool:
-        """Say whether all hold the same of a job, be it nothing: then it earns nothing."""
-        useful = known.useful
-        return not known.job.session and (not useful or useful[0].workers == known.useful_of)
-
-    def _place_alike(self, known: Known, pool: Pool) -> Placement | None:
-        """Take the first of the pool that fits, where that is the answer; None = look in full."""
-        if not self._is_alike(known):
-            return None
-        need, job = known.need, known.job
-        for seat in pool.free(FRONT_MAX):
-            if may_serve(seat, job, known.excluded) and seat.fits(need.kv_tokens):
-                last = known.placement
-                hit_tokens = known.useful[0].hit_tokens if known.useful else 0.0
-                one = candidate(seat, need, hit_tokens=hit_tokens)
-                if last and last.worker is seat.worker and last.prefill_s == one.prefill_s:
-                    known.stamp = seat.stamp
-                    return last
-                return _answer(known, one)
-        if pool.free_count:
-            return None
-        return _answer(known, None)
-
-    # ---- jobs that some worker serves better ---------------------------------------------------
+    # ---- the look in full -----------------------------------------------------------------------
 
     def _place_by_score(self, known: Known, pool: Pool, at_s: float) -> Placement:
         self._look_back(known, pool, at_s)
-        scored = self._scored_all(known, pool)
+        scored = self._scored_all(known, pool, at_s)
         free = self._best([one for one in scored if one.fits])
-        if free is None or not self._policy.hold_for_affinity:
+        if free is None:
+            return _answer(known, None, full=pool.is_full_for(known.need.kv_tokens))
+        if not self._policy.hold_for_affinity:
             return _answer(known, free)
         warm = self._best([one for one in scored if self._is_worth_waiting(one, free)])
         since_s = at_s if known.held_since_s is None else known.held_since_s
@@ -204,22 +172,22 @@ class Chooser:
         ends_at_s = since_s + (free.score - warm.score)
         return _answer(known, warm, held_until_s=ends_at_s)
 
-    def _scored_all(self, known: Known, pool: Pool, *, also: str = "") -> list[Scored]:
+    def _scored_all(self, known: Known, pool: Pool, at_s: float, *, also: str = "") -> list[Scored]:
         need = known.need
         excluded = void_if_all(pool, known.excluded)
         scored = [
-            self._scored(seat, need, hit_tokens)
+            self._scored(seat, need, hit_tokens, at_s)
             for seat, hit_tokens in find(known.useful, need, pool, excluded)
         ]
         seat = self._roster.seat(also)
         if seat is not None and all(one.seat is not seat for one in scored):
-            scored.append(self._scored(seat, need, _hit_tokens(known, seat)))
+            scored.append(self._scored(seat, need, _hit_tokens(known, seat), at_s))
         if known.previous:
-            self._stick(scored, known.previous, need, excluded)
+            self._stick(scored, known.previous, need, excluded, at_s)
         return scored
 
-    def _scored(self, seat: Seat, need: Need, hit_tokens: float) -> Scored:
-        one = candidate(seat, need, hit_tokens=hit_tokens)
+    def _scored(self, seat: Seat, need: Need, hit_tokens: float, at_s: float) -> Scored:
+        one = candidate(seat, need, hit_tokens=hit_tokens, at_s=at_s)
         one.score = self._score(self._policy, need, one)
         self.scored_count += 1
         return one
@@ -227,9 +195,8 @@ class Chooser:
     def _is_worth_waiting(self, one: Scored, free: Scored) -> bool:
         return (
             not one.fits
-            and one.hit_tokens > 0
             and one.score + self._tie < free.score
-            and one.ttft_s - free.ttft_s <= self._policy.wait_s_over_best_max
+            and one.ttft_s - free.ttft_s <= self._policy.hold_s_max
         )
 
     def _best(self, scored: Sequence[Scored]) -> Scored | None:
@@ -257,7 +224,12 @@ class Chooser:
                 return
 
     def _stick(
-        self, scored: list[Scored], previous: str, need: Need, excluded: Sequence[str]
+        self,
+        scored: list[Scored],
+        previous: str,
+        need: Need,
+        excluded: Sequence[str],
+        at_s: float,
     ) -> None:
         """Let the others pay for leaving the last worker, unless that is overloaded or gone."""
         seat = self._roster.seat(previous)
@@ -265,7 +237,7 @@ class Chooser:
             return
         last = next((one for one in scored if one.seat is seat), None)
         if last is None:
-            last = self._scored(seat, need, 0.0)
+            last = self._scored(seat, need, 0.0, at_s)
             scored.append(last)
         best_s = min([one.ttft_s for one in scored])
         if last.ttft_s - best_s > self._policy.wait_s_over_best_max:
@@ -280,6 +252,7 @@ def _answer(
     chosen: Scored | None,
     *,
     held_until_s: float | None = None,
+    full: bool = False,
 ) -> Placement:
     """Keep an answer: to run at the chosen worker, or to wait for it until then."""
     is_held = held_until_s is not None
@@ -287,7 +260,7 @@ def _answer(
     prompt_tokens = known.need.prompt_tokens
     if chosen is None:
         known.seat, known.stamp, known.score = None, 0, FOREVER
-        known.placement = Placement(None, 0, prompt_tokens, 0.0)
+        known.placement = Placement(None, 0, prompt_tokens, 0.0, full=full)
         return known.placement
     worker = chosen.seat.worker
     known.seat, known.stamp, known.score = chosen.seat, chosen.seat.stamp, chosen.score

@@ -63,7 +63,7 @@ class Endings:
         lease.progressed_at_s = self._mind.at_s
         if note.cached_tokens is not None:
             self._hit(lease, worker, note.cached_tokens)
-        if worker.mark_prefilled(lease):
+        if worker.mark_prefilled(lease, at_s=self._mind.at_s):
             self._mind.changed(worker, opened=True)
 
     def attempt_ended(self, worker_id: str, incarnation: int, finished: Finished) -> None:

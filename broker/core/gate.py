@@ -88,7 +88,7 @@ class Gate:
             pool.closed = not waiting.job.adapter  # Nobody may have an adapter that others lack.
         else:
             self.hold(waiting, HeldBy.ROOM)
-            if not excluding:
+            if placement.full and not excluding:
                 self._no_room_for(waiting, pool)
 
     def _no_room_for(self, waiting: Waiting, pool: Pool) -> None:

@@ -23,6 +23,8 @@ class Placement:
     """Uncached prefill seconds on the best free worker: the order's key."""
     held_for: str = ""
     """Set when the best worker has no room yet and the job waits for it (`worker` is None then)."""
+    full: bool = False
+    """No larger job finds room either, whatever is cached: slots or KV cache are what it lacks."""
     servable: bool = True
     """False: no known worker serves the model at all (ready, not draining, not gone)."""
 

@@ -84,7 +84,11 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     bias: NotNegative = 2.0
     """first_token: extra weight of uncached work, for the cache it costs others."""
     decode_weight: NotNegative = 0.05
-    """first_token: γ, weight of what a prefill costs the jobs decoding there."""
+    """first_token: γ, weight of the seconds that the job's own decoding will take there."""
+    slowdown_weight: NotNegative = 0.03
+    """first_token: weight of the seconds that its KV adds to the decoding of the jobs there."""
+    interference_weight: NotNegative = 0.01
+    """first_token: weight of the seconds for which its prefill holds up the jobs there."""
     switch_penalty_s: NotNegative = 0.05
     """first_token: seconds a worker must be better by, to take a warm prefix from the last one."""
     saving_s_min: NotNegative = 0.002
@@ -98,17 +102,20 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """How long since its last dispatch a prefix (or session) sticks to its worker."""
     wait_s_over_best_max: NotNegative = 2.0
     """Stickiness and hold end where the predicted wait is this much longer than the best."""
-    backlog_s_max: Positive = 0.010
-    """θ of late binding: a worker takes the next job when what it has not prefilled takes less than
-    this."""
+    backlog_s_max: Positive = 0.080
+    """θ of late binding: prompts are prefilled together while all of them take less than this; a
+    longer one gets a worker that has nothing to prefill."""
     hold_for_affinity: bool = True
-    """A job waits for its best worker while that is still its best by predicted first token."""
-    kv_fill_ratio_max: Share = 0.9
+    """A job waits for its best worker while that, wait included, is better than the best free
+    one."""
+    hold_s_max: NotNegative = 0.5
+    """A job is not held for a worker whose first token would come later by more than this."""
+    kv_fill_ratio_max: Share = 0.95
     prefill_tokens_s: Positive = 8000.0
     """Assumed prefill rate until a worker reports its own."""
     decode_tokens_s: Positive = 50.0
     """Assumed decode rate of one job until a worker reports its own."""
-    prefix_tokens_min: Limit = 256
+    prefix_tokens_min: Limit = 1024
     """Shorter matches earn nothing: a lone block is not worth a detour."""
     index_entries_max: Limit = 4_000_000
     """Most (block, worker) entries of the prefix index; the least recently used go first."""
@@ -121,7 +128,7 @@ class OrderPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     lane_slack_tokens: NotNegative = 8192.0
     """Q: lanes within this much of the least served are equal, so that locality may choose."""
-    wait_credit: NotNegative = 0.2
+    wait_credit: NotNegative = 1.0
     """α: seconds of prefill forgiven for each second waited."""
     candidates_max: Annotated[int, Meta(ge=1)] = 64
     """Jobs looked at from the head of each lane's queue."""

@@ -54,6 +54,7 @@ class Reports:
         for finished in beat.finished:
             self._endings.attempt_ended(worker.id, beat.incarnation, finished)
         self._compare(worker, beat)
+        worker.learn_kv_use(beat.load.kv_tokens_used)
         worker.forget_ended()
         self._mind.changed(worker, opened=opened)
         self._caches(worker, beat)
@@ -107,6 +108,8 @@ class Reports:
             load.prefill_tokens_s,
             load.decode_tokens_s,
         )
+        if load.decode_tokens_s > 0:
+            worker.decode_rate.learn(kv_tokens=worker.kv_tokens, step_s=1.0 / load.decode_tokens_s)
         return _capacity(worker) != before or _faster(load.prefill_tokens_s, was=rate)
 
     def _caches(self, worker: Worker, beat: Heartbeat) -> None:
@@ -177,7 +180,7 @@ class Reports:
     def _progressed(self, worker: Worker, lease: Lease, entry: InFlight) -> None:
         mind = self._mind
         lease.accepted, lease.unanswered = True, False
-        if entry.prefilled and worker.mark_prefilled(lease):
+        if entry.prefilled and worker.mark_prefilled(lease, at_s=mind.at_s):
             lease.progressed_at_s = mind.at_s
             mind.changed(worker, opened=True)
         if entry.output_tokens > lease.output_tokens:

@@ -25,7 +25,10 @@ TYPICAL_PREFILL_TOKENS = 1024
 traces (Azure 2023, conversations: 1,155)."""
 
 OUTPUT_TOKENS_TYPICAL = 256
-"""Length of an answer assumed for a job that has none expected, to guess when its slot frees."""
+"""Length of an answer assumed for a job that has none expected."""
+
+TYPICAL_KV_TOKENS = TYPICAL_PREFILL_TOKENS + OUTPUT_TOKENS_TYPICAL
+"""What such a job adds to a worker's KV cache."""
 
 HELD_OFF_S = 1.0
 """A worker that said busy is looked at again at its next report: one heartbeat."""
@@ -33,6 +36,8 @@ HELD_OFF_S = 1.0
 IMPROVED_MAX = 8
 """Latest improvements of a pool against which kept answers are checked; older ones are given
 anew."""
+
+FOREVER = float("inf")
 
 IDENTITY_FIELDS = 6
 """Of a signature: bit, phase, models, ready, draining, any slots."""
@@ -64,9 +69,16 @@ class Seat:
     load_s: float = 0.0
     prefill_tokens_s: float = 1.0
     decode_tokens_s: float = 1.0
+    step_s: float = 1.0
+    """Of a decode step, at the KV tokens it has now."""
+    step_slope_s: float = 0.0
+    """What one more KV token adds to that."""
+    prefill_began_at_s: float = 0.0
     decoding_jobs: int = 0
     trust: float = 1.0
     kv_tokens_free: float = 0.0
+    prefill_tokens_free: float = 0.0
+    """Prompt tokens that may be prefilled together with its backlog; no bound when it has none."""
     models: tuple[str, ...] = ()
     signature: tuple[Any, ...] = ()
     entry: "Entry" = (True, 0.0, 0, None)
@@ -78,9 +90,30 @@ class Seat:
     report_sequence: int | None = None
     """Of its last cache summary; None until a full one came."""
 
-    def fits(self, kv_tokens: int) -> bool:
-        """Say whether it has room for a job of so many KV tokens; a job alone always fits."""
-        return self.has_room and (kv_tokens <= self.kv_tokens_free or not self.worker.leases)
+    def fits(self, kv_tokens: int, uncached_tokens: float) -> bool:
+        """Say whether it has room for a job of so many tokens; a job alone always fits."""
+        return (
+            self.has_room
+            and uncached_tokens < self.prefill_tokens_free
+            and (kv_tokens <= self.kv_tokens_free or not self.worker.leases)
+        )
+
+    def backlog_wait_s(self, at_s: float) -> float:
+        """Predict how long its backlog still takes.
+
+        One that is overdue by some time is expected to take as long again: a stuck worker looks the
+        worse the longer it is stuck.
+        """
+        if self.worker.backlog_tokens <= 0:
+            return 0.0
+        return abs(self.backlog_s - max(0.0, at_s - self.prefill_began_at_s))
+
+    def decode_cost_s(self, policy: RoutingPolicy, need_tokens: int, output_tokens: int) -> float:
+        """Weigh the seconds that a job's decoding takes here, and those its KV costs the others."""
+        growth_s = self.step_slope_s * need_tokens
+        own_s = policy.decode_weight * (self.step_s + growth_s)
+        others_s = policy.slowdown_weight * len(self.worker.leases) * growth_s
+        return output_tokens * (own_s + others_s)
 
     def room_wait_s(self, kv_tokens: int) -> float:
         """Guess how long until one that has none gets room, beyond what its backlog takes."""
@@ -133,6 +166,18 @@ class Pool:
         """Yield at most `limit` workers with room, least loaded first."""
         for _, _, _, seat in islice(self.order, min(limit, self.free_count)):
             yield seat
+
+    def busy(self, limit: int) -> Iterator[Seat]:
+        """Yield at most `limit` workers without room, least loaded first."""
+        for _, _, _, seat in islice(self.order, self.free_count, self.free_count + limit):
+            yield seat
+
+    def is_full_for(self, kv_tokens: int) -> bool:
+        """Say whether slots or KV cache are what a job of so many tokens lacks, everywhere."""
+        if not self.by_kv_room:
+            return True
+        left, _, seat = self.by_kv_room[-1]
+        return kv_tokens > left and bool(seat.worker.leases)
 
     def roomiest(self) -> Iterator[Seat]:
         """Yield the one with room and most KV cache left: a large job fits there or nowhere."""
@@ -260,17 +305,23 @@ class Roster:
         seat.prefill_tokens_s = worker.prefill_tokens_s or policy.prefill_tokens_s
         seat.decode_tokens_s = worker.decode_tokens_s or policy.decode_tokens_s
         seat.backlog_s = worker.backlog_tokens / seat.prefill_tokens_s
-        typical_s = TYPICAL_PREFILL_TOKENS / seat.prefill_tokens_s
-        weight = 1 + policy.bias + policy.decode_weight * worker.decoding_jobs
-        seat.load_s = seat.backlog_s + weight * typical_s if self._by_load else 0.0
+        rate = worker.decode_rate
+        seat.step_s = rate.step_s(worker.kv_tokens) or 1.0 / seat.decode_tokens_s
+        seat.step_slope_s = rate.slope_s
+        seat.prefill_began_at_s = worker.prefill_began_at_s
+        seat.load_s = _load_s(policy, seat) if self._by_load else 0.0
         is_able = worker.ready and not worker.draining and worker.slots > 0
         seat.is_serving = is_able and worker.phase is Phase.LIVE
         seat.is_silent = is_able and worker.phase is Phase.SUSPECT
         has_prefill_room = worker.backlog_tokens <= 0 or seat.backlog_s < policy.backlog_s_max
         has_slot = len(worker.leases) < worker.slots and not worker.held_off
         seat.has_room = has_slot and has_prefill_room
+        room_s = policy.backlog_s_max - seat.backlog_s
+        is_idle = worker.backlog_tokens <= 0
+        seat.prefill_tokens_free = FOREVER if is_idle else room_s * seat.prefill_tokens_s
         bound = worker.kv_tokens_max * policy.kv_fill_ratio_max
-        seat.kv_tokens_free = bound - worker.kv_tokens if worker.kv_tokens_max else float("inf")
+        used = worker.kv_tokens * worker.kv_use_ratio
+        seat.kv_tokens_free = bound - used if worker.kv_tokens_max else FOREVER
         seat.entry = (not seat.has_room, seat.load_s, seat.turn, seat)
         # Among equals the least recently given is last.
         seat.kv_entry = (seat.kv_tokens_free, -seat.turn, seat)
@@ -315,7 +366,17 @@ def _signature(worker: Worker, bit: int) -> tuple[Any, ...]:
         worker.prefill_tokens_s,
         worker.decode_tokens_s,
         worker.trust,
+        worker.kv_use_ratio,
+        worker.prefill_began_at_s,
     )
+
+
+def _load_s(policy: RoutingPolicy, seat: Seat) -> float:
+    """Score a worker for a job that is not known yet."""
+    weight = 1 + policy.bias + policy.interference_weight * len(seat.worker.leases)
+    prefill_s = weight * TYPICAL_PREFILL_TOKENS / seat.prefill_tokens_s
+    decode_s = seat.decode_cost_s(policy, TYPICAL_KV_TOKENS, OUTPUT_TOKENS_TYPICAL)
+    return seat.backlog_s + prefill_s + decode_s
 
 
 def _standing(seat: Seat) -> tuple[float, ...]:
@@ -325,9 +386,10 @@ def _standing(seat: Seat) -> tuple[float, ...]:
         not seat.has_room,
         seat.load_s,
         seat.backlog_s,
+        -seat.prefill_tokens_free,
         -seat.kv_tokens_free,
         -seat.prefill_tokens_s,
-        -seat.decode_tokens_s,
+        seat.step_s,
         seat.decoding_jobs,
         -seat.trust,
     )

@@ -38,7 +38,9 @@ class RoundRobinRouter:
         excluded = void_if_all(pool, excluded)
         output = job.output_tokens_max if output_tokens is None else output_tokens
         for seat in pool.free(pool.free_count):
-            if may_serve(seat, job, excluded) and seat.fits(job.prompt_tokens + output):
+            if may_serve(seat, job, excluded) and seat.fits(
+                job.prompt_tokens + output, job.prompt_tokens
+            ):
                 return _at(job, seat)
         return _nowhere(job, servable=pool.servable)
 
@@ -106,4 +108,4 @@ def _at(job: JobSpec, seat: Seat) -> Placement:
 
 
 def _nowhere(job: JobSpec, *, servable: bool) -> Placement:
-    return Placement(None, 0, job.prompt_tokens, 0.0, servable=servable)
+    return Placement(None, 0, job.prompt_tokens, 0.0, full=True, servable=servable)

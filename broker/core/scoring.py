@@ -2,8 +2,10 @@
 
 `first_token` predicts seconds. The wait for room and for the backlog there, then the job's own
 prefill, weighted by 1 + bias because prefill that a cache could have saved also costs the cache of
-others; then γ times what this prefill and this KV growth cost the jobs that decode there (a step of
-the engine takes longer for all of them).
+others; then, at small weights, how long its answer will take there, and what its prefill and its KV
+cost the jobs that run there (a step of the engine takes longer for all of them). So long contexts
+gather where few jobs run and short ones elsewhere: the sum of jobs x KV per worker is what decode
+time under load follows, and it is least when the two are apart.
 
 `weighted` is the operators' published sum of load, miss and leaving the last worker, each in 0..1.
 
@@ -63,25 +65,25 @@ class Scored:
 Score = Callable[[RoutingPolicy, Need, Scored], float]
 
 
-def candidate(seat: Seat, need: Need, *, hit_tokens: float) -> Scored:
+def candidate(seat: Seat, need: Need, *, hit_tokens: float, at_s: float) -> Scored:
     """Predict a job's way at a worker that holds so many tokens of it."""
     prompt_tokens = need.prompt_tokens
     # The engine computes the last token always, or it would have nothing to begin the answer from.
     hit = min(int(hit_tokens * seat.trust), max(0, prompt_tokens - 1)) if hit_tokens else 0
-    fits = seat.fits(need.kv_tokens)
-    wait_s = seat.backlog_s if fits else seat.backlog_s + seat.room_wait_s(need.kv_tokens)
-    return Scored(seat, hit, (prompt_tokens - hit) / seat.prefill_tokens_s, wait_s, fits)
+    uncached = prompt_tokens - hit
+    wait_s = seat.backlog_wait_s(at_s)
+    fits = seat.fits(need.kv_tokens, uncached)
+    if not fits:
+        wait_s += seat.room_wait_s(need.kv_tokens)
+    return Scored(seat, hit, uncached / seat.prefill_tokens_s, wait_s, fits)
 
 
 def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
     """Predict seconds, the job's own and (in part) those it costs others."""
     seat = scored.seat
-    score = scored.wait_s + (1 + policy.bias) * scored.prefill_s
-    if seat.decoding_jobs:
-        score += (
-            policy.decode_weight * seat.decoding_jobs * (scored.prefill_s + _growth_s(seat, need))
-        )
-    return score
+    weight = 1 + policy.bias + policy.interference_weight * len(seat.worker.leases)
+    decode_s = seat.decode_cost_s(policy, need.kv_tokens, need.output_tokens)
+    return scored.wait_s + weight * scored.prefill_s + decode_s
 
 
 def weighted(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
@@ -107,15 +109,6 @@ def tie(policy: RoutingPolicy) -> float:
 def score_of(policy: RoutingPolicy) -> Score:
     """Return the policy's score."""
     return weighted if policy.policy == "weighted" else first_token
-
-
-def _growth_s(seat: Seat, need: Need) -> float:
-    """Seconds that each job decoding there loses by the growth of what is read at each step."""
-    kv_tokens_max = seat.worker.kv_tokens_max
-    if not kv_tokens_max:
-        return 0.0
-    share = min(1.0, need.kv_tokens / kv_tokens_max)
-    return share * need.output_tokens / seat.decode_tokens_s
 
 
 def _load_ratio(policy: RoutingPolicy, scored: Scored) -> float:

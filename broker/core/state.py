@@ -7,8 +7,12 @@ all else by `Ledger`) alone: no other code counts anything, so no path can forge
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from broker.core.decode_rate import DecodeRate
 from broker.core.events import JobSpec
 from broker.wire.messages import Attempt, Failure
+
+KV_USE_SHARE = 0.1
+"""Weight of the newest report in the average of `kv_use_ratio`."""
 
 ENDED_JOBS_MAX = 4096
 """Ends remembered for a worker that sends notes but no reports: a second's worth of the fastest."""
@@ -106,9 +110,15 @@ class Worker:
     leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
     backlog_tokens: int = 0
     """Uncached prompt tokens given and not yet prefilled: Σ over leases."""
+    prefill_began_at_s: float = 0.0
+    """When the prompt at the head of the backlog began, as far as is known."""
     decoding_jobs: int = 0
     kv_tokens: int = 0
     """Σ kv_tokens over leases."""
+    kv_use_ratio: float = 1.0
+    """KV cache that the engine says it uses ÷ the tokens of its prompts and answers: under 1 where
+    they share prefixes. A moving average."""
+    decode_rate: DecodeRate = field(default_factory=DecodeRate)
     sequence: int = -1
     """Of its last report: earlier ones that come late say nothing."""
     drain_wanted: bool = False
@@ -144,6 +154,8 @@ class Worker:
         if lease.prefilled:
             self.decoding_jobs += 1
         else:
+            if self.backlog_tokens <= 0:
+                self.prefill_began_at_s = lease.progressed_at_s
             self.backlog_tokens += lease.uncached_tokens
 
     def remove(self, key: str) -> Lease | None:
@@ -158,10 +170,22 @@ class Worker:
             self.backlog_tokens -= lease.uncached_tokens
         return lease
 
-    def mark_prefilled(self, lease: Lease) -> bool:
+    def learn_kv_use(self, kv_tokens_used: int) -> None:
+        """Compare what the engine uses with what its jobs have written there."""
+        tokens = sum(
+            lease.job.prompt_tokens + lease.output_tokens
+            for lease in self.leases.values()
+            if lease.prefilled
+        )
+        if tokens and kv_tokens_used:
+            ratio = min(1.0, kv_tokens_used / tokens)
+            self.kv_use_ratio += KV_USE_SHARE * (ratio - self.kv_use_ratio)
+
+    def mark_prefilled(self, lease: Lease, *, at_s: float) -> bool:
         """Move a lease's prompt out of the backlog; False when it was out already."""
         if lease.prefilled:
             return False
+        self.prefill_began_at_s = at_s
         self.backlog_tokens -= lease.uncached_tokens
         lease.prefilled = True
         lease.uncached_tokens = 0

@@ -157,7 +157,7 @@ def replay(jobs: list[JobSpec], workers_count: int, entries: int) -> tuple[Timin
         prefilling.append((lease, worker))
         while len(prefilling) > max(1, workers_count * INFLIGHT_RATIO):
             done, at = prefilling.popleft()
-            at.mark_prefilled(done)
+            at.mark_prefilled(done, at_s=at_s)
             router.changed(at)
             running.append((done, at))
         while len(running) > workers_count * SLOTS * INFLIGHT_RATIO:

@@ -45,7 +45,7 @@ class LeastLoadedRouter:
         )
         free = [worker for worker in takers if has_room(worker, need)]
         if not free:
-            return Placement(None, 0, job.prompt_tokens, 0.0, servable=bool(takers))
+            return Placement(None, 0, job.prompt_tokens, 0.0, full=True, servable=bool(takers))
         best = min(free, key=lambda one: (len(one.leases), one.dispatched_at_s, one.id))
         hit = self.hits.get((job.key, best.id), 0)
         uncached = job.prompt_tokens - hit

@@ -107,7 +107,7 @@ class Place:
     def prefill(self, lease: Lease) -> None:
         """See a job's first token."""
         worker = self.workers[lease.worker]
-        worker.mark_prefilled(lease)
+        worker.mark_prefilled(lease, at_s=0.0)
         self.router.changed(worker)
 
     def end(self, lease: Lease) -> None:

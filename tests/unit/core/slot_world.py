@@ -143,7 +143,7 @@ class SlotWorld:
                     self._beat(self.engines[what])
                 case "token", Lease():
                     worker = self.engines[what.worker].worker
-                    worker.mark_prefilled(what)
+                    worker.mark_prefilled(what, at_s=self.at_s)
                     self.router.changed(worker)
                 case "end", (Lease() as lease, Slot() as slot):
                     slot.busy, slot.used_at_s = False, self.at_s

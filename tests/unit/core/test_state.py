@@ -38,8 +38,8 @@ def test_a_lease_counts_until_it_is_removed() -> None:
     worker.add(lease)
     worker.add(decoding)
     assert sums(worker) == (2, 300, 60, 1)
-    assert worker.mark_prefilled(lease)
-    assert not worker.mark_prefilled(lease)
+    assert worker.mark_prefilled(lease, at_s=0.0)
+    assert not worker.mark_prefilled(lease, at_s=0.0)
     assert sums(worker) == (2, 300, 0, 2)
     assert worker.remove("acme.j1") is lease
     assert worker.remove("acme.j1") is None

@@ -16,7 +16,7 @@ def a_lease(worker: Worker, name: str = "j", *, prefilled: bool = True) -> Lease
     lease = Lease(job, Attempt(1, 1), worker.id, 1, 0.0, 1.0, 10, 0, 50)
     worker.add(lease)
     if prefilled:
-        worker.mark_prefilled(lease)
+        worker.mark_prefilled(lease, at_s=0.0)
     return lease
 
 

@@ -1,0 +1,50 @@
+"""How long a decode step takes at a worker, learned from its reports.
+
+Every running request reads its KV cache at each step, so a step takes longer the more is held:
+a + b · KV tokens (paged attention is bound by memory bandwidth: Kwon et al., SOSP 2023; the peers'
+measured curves are nearly straight). Both are learned by least squares over the worker's latest
+reports, older ones weighing less. A worker whose KV never varied tells nothing of b: it is 0 then.
+"""
+
+from dataclasses import dataclass
+
+MEMORY_REPORTS = 64.0
+"""Reports that weigh: a minute's worth at the default heartbeat."""
+
+VARIATION_MIN = 0.05
+"""Least spread of the KV tokens, as a share of their mean, from which a slope is believed."""
+
+
+@dataclass(slots=True)
+class DecodeRate:
+    """One worker's line."""
+
+    weight: float = 0.0
+    kv_mean: float = 0.0
+    step_mean_s: float = 0.0
+    kv_variance: float = 0.0
+    covariance: float = 0.0
+
+    def learn(self, *, kv_tokens: float, step_s: float) -> None:
+        """Take a report: so many KV tokens given to the worker, and so long a step."""
+        self.weight = min(self.weight + 1.0, MEMORY_REPORTS)
+        share = 1.0 / self.weight
+        kv_off, step_off_s = kv_tokens - self.kv_mean, step_s - self.step_mean_s
+        self.kv_mean += share * kv_off
+        self.step_mean_s += share * step_off_s
+        # Welford's update, with a weight that stops growing: older reports fade.
+        self.kv_variance += share * (kv_off * (kv_tokens - self.kv_mean) - self.kv_variance)
+        self.covariance += share * (step_off_s * (kv_tokens - self.kv_mean) - self.covariance)
+
+    @property
+    def slope_s(self) -> float:
+        """Seconds that one more KV token adds to each step."""
+        if self.kv_variance <= (VARIATION_MIN * self.kv_mean) ** 2:
+            return 0.0
+        return max(0.0, self.covariance / self.kv_variance)
+
+    def step_s(self, kv_tokens: float) -> float:
+        """Return the seconds of a step at so many KV tokens; 0 before any report."""
+        slope_s = self.slope_s
+        # Never under half the mean: a line drawn far beyond what was seen says little.
+        return max(0.5 * self.step_mean_s, self.step_mean_s + slope_s * (kv_tokens - self.kv_mean))
