@@ -1,8 +1,8 @@
 """What a run came to: the measures that policies are compared by.
 
 Times are seconds. TTFT is counted from the request's arrival, so the wait at the broker is in it.
-ITL (inter-token latency) of a request is (end - first token) ÷ (output tokens - 1). Percentiles are
-nearest-rank.
+ITL (inter-token latency) of a request is (end - first token) ÷ (output tokens - 1). Percentile p of
+n values is the one of rank ⌊p·n/100⌋, counted from 0: always a value that occurred.
 """
 
 from collections.abc import Iterable, Sequence
@@ -69,16 +69,16 @@ def spread(values: Iterable[float]) -> Spread:
         return Spread(mean=0.0, p50=0.0, p90=0.0, p99=0.0)
     return Spread(
         mean=sum(ordered) / len(ordered),
-        p50=_rank(ordered, 0.5),
-        p90=_rank(ordered, 0.9),
-        p99=_rank(ordered, 0.99),
+        p50=_rank(ordered, 50),
+        p90=_rank(ordered, 90),
+        p99=_rank(ordered, 99),
     )
 
 
 def quantiles(values: Iterable[float]) -> tuple[float, ...]:
     """Return 101 of them, 0 % to 100 %; empty of nothing."""
     ordered = sorted(values)
-    return tuple(_rank(ordered, number / 100) for number in range(101)) if ordered else ()
+    return tuple(_rank(ordered, percent) for percent in range(101)) if ordered else ()
 
 
 def jain(shares: Sequence[float]) -> float:
@@ -87,5 +87,5 @@ def jain(shares: Sequence[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
-def _rank(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def _rank(ordered: Sequence[float], percent: int) -> float:
+    return ordered[min(len(ordered) - 1, percent * len(ordered) // 100)]
