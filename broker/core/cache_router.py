@@ -133,7 +133,7 @@ class CacheAwareRouter:
         overflow = self._unconfirmed.add(lease, start=start)
         if overflow is not None:
             self._index.drop(worker.index, overflow.unconfirmed)
-        self._roster.gave(seat)
+        self._roster.gave(seat, uncached_tokens=lease.uncached_tokens)
 
     def _note_sticky(self, known: Known, worker: Worker, at_s: float) -> None:
         job = known.job
@@ -175,6 +175,7 @@ class CacheAwareRouter:
         seat = self._roster.seat(worker.id)
         if seat is not None:
             seat.report_sequence = None
+            self._roster.chilled(seat, at_s=worker.reported_at_s)
         self.changed(worker)
 
     def summary(self, worker: Worker, summary: CacheSummary, *, at_s: float) -> bool:

@@ -16,6 +16,7 @@ another: its chosen worker changed, or a worker became better than that one, or 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from zlib import crc32
 
 from broker.core.candidates import Holding, find, holdings
 from broker.core.events import JobSpec
@@ -27,6 +28,9 @@ from broker.core.scoring import Need, Scored, candidate, leave_cost, score_of, t
 from broker.core.stickiness import Key, Stickiness
 
 FOREVER = float("inf")
+
+HASHES = 1 << 32
+"""Values of a job key's hash, by which the jobs of a forced share are told: no chance is needed."""
 
 
 @dataclass(slots=True)
@@ -158,8 +162,8 @@ class Chooser:
 
     def _place_by_score(self, known: Known, pool: Pool, at_s: float) -> Placement:
         self._look_back(known, pool, at_s)
-        scored = self._scored_all(known, pool, at_s)
-        free = self._best([one for one in scored if one.fits])
+        scored = self._within_replicas(self._scored_all(known, pool, at_s), known, pool)
+        free = self._forced(known, pool, at_s) or self._best([one for one in scored if one.fits])
         if free is None:
             return _answer(known, None, full=pool.is_full_for(known.need.kv_tokens))
         if not self._policy.hold_for_affinity:
@@ -171,6 +175,37 @@ class Chooser:
             return _answer(known, free)
         ends_at_s = since_s + (free.score - warm.score)
         return _answer(known, warm, held_until_s=ends_at_s)
+
+    def _forced(self, known: Known, pool: Pool, at_s: float) -> Scored | None:
+        """Return the worker with an empty cache that this job must fill, if it is one of a few."""
+        share = self._policy.forced_share
+        if not share or crc32(known.job.key.encode()) >= share * HASHES:
+            return None
+        need, free = known.need, list[Scored]()
+        for seat in self._roster.cold(pool, at_s=at_s):
+            if may_serve(seat, need.job, known.excluded):
+                one = self._scored(seat, need, _hit_tokens(known, seat), at_s)
+                free += [one] if one.fits else []
+        return self._best(free)
+
+    def _within_replicas(self, scored: list[Scored], known: Known, pool: Pool) -> list[Scored]:
+        """Leave only the holders of a prefix that has enough of them, while one is not overloaded.
+
+        A prefix that half the workers hold belongs everywhere.
+        """
+        limit, holders = self._policy.replicas_max, 0
+        if not limit or not scored:
+            return scored
+        for holding in known.useful:
+            holders |= holding.workers
+            if holders.bit_count() >= limit:
+                break
+        if holders.bit_count() < limit or 2 * holders.bit_count() >= len(pool.order):
+            return scored
+        inside = [one for one in scored if one.seat.bit & holders]
+        best_s = min([one.ttft_s for one in scored])
+        calm = any(one.ttft_s - best_s <= self._policy.wait_s_over_best_max for one in inside)
+        return inside if calm else scored
 
     def _scored_all(self, known: Known, pool: Pool, at_s: float, *, also: str = "") -> list[Scored]:
         need = known.need

@@ -98,6 +98,14 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     leave_weight: NotNegative = 0.3
     hit_ratio_min: Share = 0.30
     """weighted: a smaller cached share of the prompt is ignored."""
+    replicas_max: Limit = 0
+    """Holders of a prefix among whom its jobs are shared before it spreads further, unless all are
+    over `wait_s_over_best_max`. 0: it spreads wherever that is quicker."""
+    warmup_s: NotNegative = 60.0
+    """For so long, or until its cache is half full, a worker that joined with an empty cache counts
+    half its load."""
+    forced_share: Share = 0.0
+    """Share of jobs sent to such a worker whatever is cached elsewhere."""
     sticky_s: NotNegative = 30.0
     """How long since its last dispatch a prefix (or session) sticks to its worker."""
     wait_s_over_best_max: NotNegative = 2.0

@@ -30,6 +30,12 @@ OUTPUT_TOKENS_TYPICAL = 256
 TYPICAL_KV_TOKENS = TYPICAL_PREFILL_TOKENS + OUTPUT_TOKENS_TYPICAL
 """What such a job adds to a worker's KV cache."""
 
+COLD_SEATS_MAX = 16
+"""Workers with an empty cache that are looked at for a forced job: the latest that joined."""
+
+WARM_FILL_RATIO = 0.5
+"""A cache filled so far is warm."""
+
 HELD_OFF_S = 1.0
 """A worker that said busy is looked at again at its next report: one heartbeat."""
 
@@ -87,6 +93,10 @@ class Seat:
     standing: tuple[float, ...] = ()
     lease_wait_s: float = 0.0
     lease_wait_stamp: int = -1
+    cold_until_s: float = 0.0
+    """When its warm-up ends, if its cache is not filled before."""
+    cold_tokens: int = 0
+    """Prompt tokens it was given since its cache was empty."""
     report_sequence: int | None = None
     """Of its last cache summary; None until a full one came."""
 
@@ -107,6 +117,10 @@ class Seat:
         if self.worker.backlog_tokens <= 0:
             return 0.0
         return abs(self.backlog_s - max(0.0, at_s - self.prefill_began_at_s))
+
+    def is_cold(self, at_s: float) -> bool:
+        """Say whether its cache is new and not filled yet."""
+        return at_s < self.cold_until_s
 
     def decode_cost_s(self, policy: RoutingPolicy, need_tokens: int, output_tokens: int) -> float:
         """Weigh the seconds that a job's decoding takes here, and those its KV costs the others."""
@@ -211,6 +225,7 @@ class Roster:
         self._by_bit: dict[int, Seat] = {}
         self._pools: dict[str, Pool] = {}
         self._turns = 0
+        self._cold: deque[Seat] = deque(maxlen=COLD_SEATS_MAX)
 
     def pool(self, model: str) -> Pool | None:
         """Return the model's pool; None when no worker ever served it."""
@@ -234,7 +249,20 @@ class Roster:
             if seat is not None:
                 self.leave(seat)
             seat = self._seats[worker.id] = Seat(worker, self._next_turn())
+            self.chilled(seat, at_s=worker.joined_at_s)
         self.refresh(seat, bit=bit)
+
+    def chilled(self, seat: Seat, *, at_s: float) -> None:
+        """Note that a worker's cache is empty."""
+        seat.cold_until_s, seat.cold_tokens = at_s + self._policy.warmup_s, 0
+        self._cold.append(seat)
+
+    def cold(self, pool: Pool, *, at_s: float) -> list[Seat]:
+        """List a pool's workers with an empty cache; none where that is half of it or more."""
+        while self._cold and not self._cold[0].is_cold(at_s):
+            self._cold.popleft()
+        seats = [seat for seat in self._cold if seat.is_cold(at_s) and seat.bit & pool.bits]
+        return seats if 2 * len(seats) < len(pool.order) else []
 
     def leave(self, seat: Seat) -> None:
         """Forget a worker."""
@@ -245,8 +273,11 @@ class Roster:
         if self._seats.get(seat.worker.id) is seat:
             del self._seats[seat.worker.id]
 
-    def gave(self, seat: Seat) -> None:
+    def gave(self, seat: Seat, *, uncached_tokens: int) -> None:
         """Put a worker behind all others of the same load: it was given a job."""
+        seat.cold_tokens += uncached_tokens
+        if seat.cold_tokens >= WARM_FILL_RATIO * (seat.worker.kv_tokens_max or FOREVER):
+            seat.cold_until_s = 0.0
         self._update(seat, _signature(seat.worker, seat.bit), turn=self._next_turn())
 
     def refresh(self, seat: Seat, *, bit: int) -> None:

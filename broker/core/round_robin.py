@@ -65,7 +65,7 @@ class RoundRobinRouter:
         del lease, at_s
         seat = self._roster.seat(worker.id)
         if seat is not None:
-            self._roster.gave(seat)
+            self._roster.gave(seat, uncached_tokens=0)
 
     def changed(self, worker: Worker) -> None:
         """See a worker's state as it is now."""

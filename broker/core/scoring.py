@@ -24,6 +24,9 @@ from broker.core.roster import Seat
 LONG_PROMPT_TOKENS = 8192
 """weighted: a prompt this long counts misses twice, and longer ones no more."""
 
+COLD_LOAD_RATIO = 0.5
+"""What the load of a worker with a new cache counts."""
+
 WEIGHTED_TIE = 0.005
 """weighted: smaller differences are noise: half a percent of the whole range of one term."""
 
@@ -54,6 +57,8 @@ class Scored:
     wait_s: float
     """Until this prefill begins."""
     fits: bool
+    is_cold: bool = False
+    """Its cache is new: it is filled first, by counting half its load."""
     score: float = 0.0
 
     @property
@@ -75,15 +80,15 @@ def candidate(seat: Seat, need: Need, *, hit_tokens: float, at_s: float) -> Scor
     fits = seat.fits(need.kv_tokens, uncached)
     if not fits:
         wait_s += seat.room_wait_s(need.kv_tokens)
-    return Scored(seat, hit, uncached / seat.prefill_tokens_s, wait_s, fits)
+    return Scored(seat, hit, uncached / seat.prefill_tokens_s, wait_s, fits, seat.is_cold(at_s))
 
 
 def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
     """Predict seconds, the job's own and (in part) those it costs others."""
     seat = scored.seat
     weight = 1 + policy.bias + policy.interference_weight * len(seat.worker.leases)
-    decode_s = seat.decode_cost_s(policy, need.kv_tokens, need.output_tokens)
-    return scored.wait_s + weight * scored.prefill_s + decode_s
+    load_s = scored.wait_s + seat.decode_cost_s(policy, need.kv_tokens, need.output_tokens)
+    return (COLD_LOAD_RATIO * load_s if scored.is_cold else load_s) + weight * scored.prefill_s
 
 
 def weighted(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
@@ -115,4 +120,5 @@ def _load_ratio(policy: RoutingPolicy, scored: Scored) -> float:
     """Work ÷ capacity: prefill against the hard threshold, decoding against the slots."""
     seat = scored.seat
     horizon_s = max(policy.wait_s_over_best_max, policy.backlog_s_max)
-    return min(1.0, scored.wait_s / horizon_s + seat.decoding_jobs / max(1, seat.worker.slots))
+    ratio = scored.wait_s / horizon_s + seat.decoding_jobs / max(1, seat.worker.slots)
+    return min(1.0, COLD_LOAD_RATIO * ratio if scored.is_cold else ratio)
