@@ -14,6 +14,10 @@ MEMORY_REPORTS = 64.0
 VARIATION_MIN = 0.05
 """Least spread of the KV tokens, as a share of their mean, from which a slope is believed."""
 
+STEP_S_MAX = 10.0
+"""Longest step believed: a model that pages from disk takes seconds; a rate that is garbage must
+not shun a worker for hours."""
+
 
 @dataclass(slots=True)
 class DecodeRate:
@@ -27,6 +31,7 @@ class DecodeRate:
 
     def learn(self, *, kv_tokens: float, step_s: float) -> None:
         """Take a report: so many KV tokens given to the worker, and so long a step."""
+        step_s = min(step_s, STEP_S_MAX)
         self.weight = min(self.weight + 1.0, MEMORY_REPORTS)
         share = 1.0 / self.weight
         kv_off, step_off_s = kv_tokens - self.kv_mean, step_s - self.step_mean_s
