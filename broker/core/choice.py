@@ -24,7 +24,7 @@ from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_search import Level
 from broker.core.roster import Pool, Roster, Seat, may_serve, void_if_all
-from broker.core.scoring import Need, Scored, candidate, leave_cost, score_of, tie
+from broker.core.scoring import Need, Scored, candidate, leave_cost, of_equals, score_of, tie
 from broker.core.stickiness import Key, Stickiness
 
 FOREVER = float("inf")
@@ -52,6 +52,8 @@ class Known:
     """Chosen, or waited for."""
     stamp: int = 0
     score: float = 0.0
+    wait_s: float = 0.0
+    """Predicted until its prefill begins."""
     improved_count: int = 0
     until_s: float = 0.0
     """When a wait for a worker is given up."""
@@ -88,6 +90,7 @@ class Chooser:
         self._score = score_of(policy)
         self._tie = tie(policy)
         self._leave_cost = leave_cost(policy)
+        self._of_equals = of_equals(policy)
 
     def place(
         self,
@@ -137,6 +140,8 @@ class Chooser:
         seat = known.seat
         if at_s >= known.until_s or (seat is not None and seat.stamp != known.stamp):
             return False
+        if seat is not None and not known.is_held and self._is_late(seat, known, at_s):
+            return False
         key = known.sticky_key
         if key is not None and self._sticky.last(key, at_s=at_s) != known.previous:
             return False
@@ -148,6 +153,10 @@ class Chooser:
                 return False
         known.improved_count = pool.improved_count
         return True
+
+    def _is_late(self, seat: Seat, known: Known, at_s: float) -> bool:
+        """Say whether a worker's backlog takes longer than was predicted: it may be stuck."""
+        return seat.backlog_wait_s(at_s) > known.wait_s + self._policy.saving_s_min
 
     def _may_beat(self, known: Known, seat: Seat, at_s: float) -> bool:
         """Say whether a worker that became better could now be the answer."""
@@ -235,11 +244,11 @@ class Chooser:
         )
 
     def _best(self, scored: Sequence[Scored]) -> Scored | None:
-        """Pick the lowest score; among equals, who was given nothing for longest."""
+        """Pick the lowest score; among equals, mostly who was given nothing for longest."""
         if not scored:
             return None
         limit = min([one.score for one in scored]) + self._tie
-        return min([one for one in scored if one.score <= limit], key=lambda one: one.seat.turn)
+        return min([one for one in scored if one.score <= limit], key=self._of_equals)
 
     # ---- stickiness ----------------------------------------------------------------------------
 
@@ -299,6 +308,7 @@ def _answer(
         return known.placement
     worker = chosen.seat.worker
     known.seat, known.stamp, known.score = chosen.seat, chosen.seat.stamp, chosen.score
+    known.wait_s = chosen.wait_s
     known.placement = Placement(
         None if is_held else worker,
         chosen.hit_tokens,

@@ -4,8 +4,8 @@ Each pool keeps its serving workers sorted: those with room first, then by load,
 recently given first, so that equals share evenly whatever their names). A change moves one entry,
 found by bisection, so that a decision looks at the front alone, however many workers there are.
 
-Load is work in seconds: prompt tokens given and not yet prefilled, and what a typical prefill would
-cost the jobs that decode there.
+Load is work in seconds: prompt tokens given and not yet prefilled, and what a typical job would
+take there and cost the jobs that run there.
 """
 
 from bisect import bisect_left, insort
@@ -421,6 +421,7 @@ def _standing(seat: Seat) -> tuple[float, ...]:
         -seat.kv_tokens_free,
         -seat.prefill_tokens_s,
         seat.step_s,
+        seat.step_slope_s,
         seat.decoding_jobs,
         -seat.trust,
     )

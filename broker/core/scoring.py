@@ -16,6 +16,8 @@ counts.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
 
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
@@ -109,6 +111,14 @@ def leave_cost(policy: RoutingPolicy) -> float:
 def tie(policy: RoutingPolicy) -> float:
     """Return the difference below which two scores are equal."""
     return WEIGHTED_TIE if policy.policy == "weighted" else policy.saving_s_min
+
+
+def of_equals(policy: RoutingPolicy) -> Callable[[Scored], Any]:
+    """Return what is least at the one to take of equals.
+
+    Its turn; before that, where the score knows nothing of speed, its load in seconds.
+    """
+    return attrgetter("seat.entry" if policy.policy == "weighted" else "seat.turn")
 
 
 def score_of(policy: RoutingPolicy) -> Score:

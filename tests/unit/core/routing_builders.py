@@ -99,6 +99,7 @@ class Place:
             uncached_tokens=job.prompt_tokens - hit_tokens,
             hit_tokens=hit_tokens,
             output_tokens_expected=fields.pop("output_tokens", job.output_tokens_max),
+            progressed_at_s=self.at_s,
         )
         worker.add(lease)
         self.router.given(lease, worker, at_s=self.at_s)
@@ -107,7 +108,7 @@ class Place:
     def prefill(self, lease: Lease) -> None:
         """See a job's first token."""
         worker = self.workers[lease.worker]
-        worker.mark_prefilled(lease, at_s=0.0)
+        worker.mark_prefilled(lease, at_s=self.at_s)
         self.router.changed(worker)
 
     def end(self, lease: Lease) -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from broker.core.decisions import Candidate
+from broker.core.state import Worker
 from tests.unit.core.routing_builders import (
     CACHE_AWARE,
     SYSTEM,
@@ -55,13 +56,13 @@ def test_a_prefix_that_all_hold_earns_nothing(policy: str) -> None:
 
 
 def test_a_short_hit_earns_nothing() -> None:
-    """Under `prefix_tokens_min` (256) a hit is not worth a detour; from there on it is."""
+    """Under `prefix_tokens_min` (1,024) a hit is not worth a detour; from there on it is."""
     place = Place(2)
-    place.warm("w0", ("system", 3))
+    place.warm("w0", ("system", 15))
     place.run(place.spec(("x", 40)), "w0")
-    assert where(place, ("system", 3), ("ask", 40)) == "w1"
-    place.report("w0", 2, added=chain(("system", 4)))
-    job = place.spec(("system", 4), ("ask", 40))
+    assert where(place, ("system", 15), ("ask", 40)) == "w1"
+    place.report("w0", 2, added=chain(("system", 16)))
+    job = place.spec(("system", 16), ("ask", 40))
     assert place.place(job).worker is place.workers["w0"]
 
 
@@ -80,8 +81,8 @@ def test_without_a_floor_any_saving_counts() -> None:
     place = Place(2, saving_s_min=0.0)
     place.change("w1", prefill_tokens_s=8001.0)
     assert where(place, ("cold", 40), session="s") == "w1"
-    place.warm("w0", ("system", 5))
-    assert where(place, ("system", 5), ("ask", 40)) == "w0"
+    place.warm("w0", ("system", 16))
+    assert where(place, ("system", 16), ("ask", 40)) == "w0"
 
 
 def test_load_outweighs_a_small_hit() -> None:
@@ -94,61 +95,125 @@ def test_load_outweighs_a_small_hit() -> None:
     assert placement.held_for == ""
 
 
-def test_decoding_jobs_push_work_away() -> None:
-    """γ: of two workers alike the one with fewer decoding jobs is chosen, though given to last."""
-    place = Place(2)
-    first = place.give(place.spec(), "w0")
-    place.prefill(first)
-    place.run(place.spec(), "w1")
-    assert where(place) == "w1"
-    without = Place(2, decode_weight=0.0)
-    without.prefill(without.give(without.spec(), "w0"))
-    without.run(without.spec(), "w1")
-    assert where(without) == "w0"
-
-
-def test_a_long_growth_in_a_small_cache_costs_the_jobs_that_decode_there() -> None:
-    """Where two workers hold the prefix and both decode, the one whose cache the job fills less
-    wins.
+def test_jobs_of_a_worker_push_work_away() -> None:
+    """Of two workers alike the one with fewer jobs is chosen, though given to last, where the
+    prefill that holds them up is long enough to matter.
     """
-    workers = [
-        a_worker("w0", kv_tokens_max=20_000),
-        a_worker("w1", index=1, kv_tokens_max=200_000),
-        a_worker("w2", index=2),
-    ]
-    place = Place(workers)
-    for name in ("w1", "w0"):
-        place.prefill(place.give(place.spec(("own", 1)), name))
-        place.warm(name, SYSTEM)
-    assert where(place, SYSTEM, output_tokens_max=4000) == "w1"
-    assert where(place, SYSTEM, output_tokens_max=1) == "w1"
-    place.run(place.spec(), "w1")
-    assert where(place, SYSTEM, output_tokens_max=1) == "w0"
-    assert where(place, SYSTEM, output_tokens_max=4000) == "w1"
+    for weight, prompt_tokens, home in ((0.01, 2000, "w1"), (0.01, 1000, "w0"), (0.0, 2000, "w0")):
+        place = Place(2, interference_weight=weight)
+        place.prefill(place.give(place.spec(), "w0"))
+        place.run(place.spec(), "w1")
+        assert where(place, prompt_tokens=prompt_tokens) == home
+
+
+def learned(worker: Worker, *, step_s: float, slope_s: float, kv_tokens: int) -> None:
+    """Let a worker report steps along a line: so long at so many KV tokens."""
+    for off in (-1, 1, 0):
+        kv = kv_tokens * (1 + off / 4)
+        worker.decode_rate.learn(kv_tokens=kv, step_s=step_s + slope_s * (kv - kv_tokens))
+
+
+def test_long_contexts_gather_where_few_jobs_run() -> None:
+    """Where each KV token makes a step longer for all who run there, a long context goes to the
+    worker with fewer jobs, a short one to the worker that waited longest for one.
+    """
+    for weight, long_home in ((0.03, "w1"), (0.0, "w0")):
+        place = Place(2, slowdown_weight=weight, interference_weight=0.0)
+        for name in ("w0", "w1"):
+            learned(place.workers[name], step_s=0.02, slope_s=1e-6, kv_tokens=10_000)
+        for name, jobs in (("w0", 3), ("w1", 1)):
+            for _ in range(jobs):
+                place.prefill(place.give(place.spec(prompt_tokens=1, output_tokens_max=1), name))
+        place.run(place.spec(prompt_tokens=1), "w1")
+        assert where(place, prompt_tokens=100) == "w0"
+        assert where(place, prompt_tokens=4000) == long_home
+
+
+def test_of_equals_weighted_takes_the_one_that_is_quicker() -> None:
+    """Its score knows nothing of speed: the turn decides among workers that are as fast only."""
+    place = Place(3, policy="weighted")
+    for name in ("w1", "w2"):
+        place.change(name, prefill_tokens_s=16_000.0)
+    assert [place.run(place.spec()) for _ in range(4)] == ["w1", "w2", "w1", "w2"]
+
+
+@pytest.mark.parametrize(("output_tokens", "home"), [(2, "w0"), (200, "w1")])
+def test_a_long_answer_goes_where_steps_are_short(output_tokens: int, home: str) -> None:
+    """A worker that is slower to prefill and quicker to decode gets the long answers."""
+    place = Place(2)
+    learned(place.workers["w0"], step_s=0.04, slope_s=0.0, kv_tokens=10_000)
+    learned(place.workers["w1"], step_s=0.02, slope_s=0.0, kv_tokens=10_000)
+    place.change("w0", prefill_tokens_s=10_000.0)
+    place.change("w1", prefill_tokens_s=8_000.0)
+    assert where(place, prompt_tokens=400, output_tokens_max=output_tokens) == home
 
 
 def test_the_first_token_score_is_predicted_seconds() -> None:
-    """Backlog, three times the own prefill (bias 2), and for each job decoding there a share (γ) of
-    this prefill and, where the KV cache's size is known, of what this job's growth costs each
-    step.
+    """Backlog, then the own prefill weighted by 1 + bias (2) + a hundredth for each job there;
+    then the own steps at γ (0.05), and at 0.03 for each job there what the job's KV adds to them.
     """
-    workers = [a_worker("w0", slots=9), a_worker("w1", index=1, slots=9, kv_tokens_max=10_000)]
+    workers = [a_worker("w0", slots=9), a_worker("w1", index=1, slots=9)]
+    learned(workers[1], step_s=0.03, slope_s=2e-6, kv_tokens=10_000)
     place = Place(workers, policy="first_token", hold_for_affinity=False)
     for name in ("w0", "w1"):
         for _ in range(3):
             place.prefill(place.give(place.spec(prompt_tokens=100), name))
         place.give(place.spec(prompt_tokens=40), name)
-        place.warm(name, ("x", 1))
+    assert workers[1].kv_tokens == 540
     scores: dict[str, float] = {}
-    job = place.spec(prompt_tokens=800, output_tokens_max=200)
+    job = place.spec(prompt_tokens=400, output_tokens_max=200)
     for name, other in (("w0", "w1"), ("w1", "w0")):
         placement = place.place(job, excluded=[other])
         for one in place.router.explain(job, placement, at_s=place.at_s).candidates:
             scores[one.worker] = one.score
             assert one.worker == name
-    growth_s = (1000 / 10_000) * 200 / 50
-    assert scores["w0"] == pytest.approx(0.005 + 3 * 0.1 + 0.05 * 3 * 0.1)
-    assert scores["w1"] == pytest.approx(0.005 + 3 * 0.1 + 0.05 * 3 * (0.1 + growth_s))
+    prefill_s = 0.005 + (3 + 4 * 0.01) * 0.05
+    assert scores["w0"] == pytest.approx(prefill_s + 0.05 * 200 / 50)
+    step_s = 0.015  # Half the mean at least: the line is at 0.011 for so little KV.
+    growth_s = 2e-6 * 600
+    decode_s = 200 * (0.05 * (step_s + growth_s) + 0.03 * 4 * growth_s)
+    assert scores["w1"] == pytest.approx(prefill_s + decode_s)
+
+
+def test_the_wait_for_a_backlog_shrinks_with_time_and_grows_when_overdue() -> None:
+    """What remains of a backlog is predicted from when it began; one that is overdue by some time
+    is expected to take as long again, so a stuck worker looks the worse the longer it is stuck.
+    """
+    place = Place(1)
+    place.give(place.spec(prompt_tokens=400))
+    job = place.spec(prompt_tokens=80)
+    began_at_s = place.at_s
+    waits = {0.0: 0.05, 0.02: 0.03, 0.05: 0.0, 0.06: 0.01, 0.25: 0.2, -5.0: 0.05}
+    for passed_s, wait_s in waits.items():
+        at_s = began_at_s + passed_s
+        explanation = place.router.explain(job, place.place(job), at_s=at_s)
+        assert explanation.predicted_ttft_s == pytest.approx(wait_s + 0.01, abs=1e-9)
+
+
+def test_the_clock_of_a_backlog_starts_with_each_prompt() -> None:
+    """It starts with the first prompt given and anew when one is prefilled; an idle worker has
+    none.
+    """
+    place = Place(1)
+    worker = place.workers["w0"]
+    first = place.give(place.spec(prompt_tokens=160))
+    place.at_s += 0.01
+    second = place.give(place.spec(prompt_tokens=80))
+    assert worker.prefill_began_at_s == place.at_s - 0.01
+    place.at_s += 0.02
+    place.prefill(first)
+    assert worker.prefill_began_at_s == place.at_s
+    place.at_s += 0.01
+    place.prefill(second)
+    place.at_s += 60.0
+    third = place.give(place.spec(prompt_tokens=80))
+    assert worker.prefill_began_at_s == place.at_s
+    job = place.spec(prompt_tokens=80)
+    explanation = place.router.explain(job, place.place(job), at_s=place.at_s)
+    assert explanation.predicted_ttft_s == pytest.approx(0.02)
+    place.prefill(third)
+    explanation = place.router.explain(job, place.place(job), at_s=place.at_s + 9.0)
+    assert explanation.predicted_ttft_s == pytest.approx(0.01)
 
 
 def test_a_faster_worker_is_preferred() -> None:
@@ -293,11 +358,13 @@ def test_an_explanation_tells_all_that_was_scored() -> None:
     placement = place.place(job)
     explanation = place.router.explain(job, placement, at_s=place.at_s)
     assert explanation.policy == "first_token"
-    assert [one.worker for one in explanation.candidates] == ["w1", "w0"]
-    first, second = explanation.candidates
+    assert [one.worker for one in explanation.candidates] == ["w1", "w0", "w2"]
+    first, second, third = explanation.candidates
     own_s = (job.prompt_tokens - placement.hit_tokens) / 8000
-    assert first.score == pytest.approx(3 * own_s)
-    assert second.score == pytest.approx(3 * job.prompt_tokens / 8000 + 0.05)
+    decode_s = 0.05 * job.output_tokens_max / 50
+    assert first.score == pytest.approx(3 * own_s + decode_s)
+    assert second.score == pytest.approx(3 * job.prompt_tokens / 8000 + decode_s + 0.05)
+    assert third.score == second.score
     assert (first.hit_tokens, second.hit_tokens) == (placement.hit_tokens, 0)
     assert explanation.previous_worker == "w1"
     assert explanation.predicted_hit_tokens == placement.hit_tokens

@@ -3,6 +3,7 @@
 import pytest
 
 from broker.core.cache_router import KNOWN_JOBS_MAX, CacheAwareRouter
+from broker.core.decode_rate import DecodeRate
 from broker.core.policy import RoutingPolicy
 from broker.core.routing import RoundRobinRouter, make_router
 from broker.wire.messages import CacheSummary
@@ -15,6 +16,11 @@ from tests.unit.core.routing_builders import (
     chain,
     where,
 )
+
+
+def a_line(slope_s: float, *, kv_tokens: int) -> DecodeRate:
+    """Steps of 20 ms at so many KV tokens, and so much more for each."""
+    return DecodeRate(64.0, kv_tokens, 0.02, 1e9, 1e9 * slope_s)
 
 
 def test_asking_again_costs_nothing_until_something_changes() -> None:
@@ -31,14 +37,14 @@ def test_asking_again_costs_nothing_until_something_changes() -> None:
 
 
 def test_an_equal_answer_is_the_same_answer() -> None:
-    """Where a change of the chosen worker leaves a cold job's answer as it was, it is not made
-    anew; where its prefill takes another time now, it is.
+    """A change of the chosen worker that leaves a cold job's answer as it was gives an equal one;
+    where its prefill takes another time now, the answer says so.
     """
     place = Place(2)
     job = place.spec(("cold", 9))
     placement = place.place(job)
     place.change("w0", trust=0.5)
-    assert place.place(job) is placement
+    assert place.place(job) == placement
     place.change("w0", prefill_tokens_s=16_000.0)
     assert place.place(job).prefill_s == pytest.approx(placement.prefill_s / 2)
 
@@ -50,6 +56,37 @@ def test_a_lone_worker_s_new_holdings_are_seen() -> None:
     assert place.place(job).hit_tokens == 0
     place.run(place.spec(SYSTEM, ("other", 1)))
     assert place.place(job).hit_tokens > 29 * 64
+
+
+def test_a_kept_answer_is_given_up_when_its_worker_is_overdue() -> None:
+    """A backlog that takes longer than was predicted is a worker that may be stuck: without any
+    event, the job goes elsewhere.
+    """
+    place = Place(2)
+    place.warm("w0", SYSTEM)
+    place.give(place.spec(prompt_tokens=400), "w0")
+    job = place.spec(SYSTEM)
+    placement = place.place(job)
+    assert placement.worker is place.workers["w0"]
+    place.at_s += 0.05
+    assert place.place(job) is placement
+    place.at_s += 5.0
+    assert place.place(job).worker is place.workers["w1"]
+
+
+def test_shorter_steps_per_token_make_a_worker_better() -> None:
+    """A worker may be the answer once its line is flatter, be it busier than before."""
+    place = Place(2)
+    for name, slope_s in (("w0", 3e-6), ("w1", 5e-6)):
+        place.workers[name].decode_rate = a_line(slope_s, kv_tokens=0)
+        place.change(name, decode_tokens_s=50.0)
+        place.warm(name, ("system", 125))
+    job = place.spec(("system", 125), output_tokens_max=500)
+    assert place.place(job).worker is place.workers["w0"]
+    worker = place.workers["w1"]
+    worker.decode_rate = a_line(1e-6, kv_tokens=650)
+    place.give(place.spec(prompt_tokens=600), "w1")
+    assert place.place(job).worker is worker
 
 
 def test_a_dispatch_elsewhere_can_make_a_job_wait() -> None:
@@ -74,14 +111,15 @@ def test_a_job_can_be_explained_without_having_been_placed() -> None:
     assert explanation.candidates[0].hit_tokens > 0
 
 
-def test_a_session_s_last_worker_is_not_waited_for_without_a_hit() -> None:
-    """Stickiness alone holds no job: what may be cached there is not known."""
-    place = Place(2, switch_penalty_s=5.0)
-    home = place.run(place.spec(session="s"))
-    place.give(place.spec(prompt_tokens=100), home)
-    placement = place.place(place.spec(session="s"))
-    assert placement.worker is not None
-    assert placement.worker.id != home
+def test_a_session_s_last_worker_is_waited_for_while_leaving_costs_more() -> None:
+    """Stickiness counts in a hold as in any choice: up to what leaving is said to cost."""
+    for prompt_tokens, held in ((900, True), (1100, False)):
+        place = Place(2, switch_penalty_s=0.125)
+        home = place.run(place.spec(session="s"))
+        place.give(place.spec(prompt_tokens=prompt_tokens), home)
+        placement = place.place(place.spec(session="s"))
+        assert placement.held_for == (home if held else "")
+        assert (placement.worker is None) is held
 
 
 def test_a_worker_that_got_worse_elsewhere_changes_no_answer() -> None:
