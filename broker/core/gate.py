@@ -96,7 +96,7 @@ class Gate:
         pool.no_room = replace(waiting.job, output_tokens_max=waiting.output_tokens_expected)
         smallest = JobSpec("", "", waiting.job.band, pool.model, output_tokens_max=1)
         placement = self._mind.router.place(smallest, excluded=(), at_s=self._mind.at_s)
-        pool.closed = placement.worker is None
+        pool.closed = placement.worker is None and not placement.held_for
 
     def hold(self, waiting: Waiting, held_by: HeldBy, blocked: Refusal | None = None) -> None:
         """Note what holds a job, and, in the row that does, whom to look at when it gives way."""

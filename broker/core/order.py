@@ -12,7 +12,7 @@
 A dispatch takes two steps: every quota row, then the worker's own room (the router's). A job that
 can't pass is passed over and reserves nothing. When a whole look finds nobody who may go, the pool
 is *settled*: until a worker or a row gives way, only newcomers are looked at, so an event costs the
-same however many wait.
+same however many wait. Several that come together call for a contest, or the first would go.
 """
 
 from collections.abc import Iterator

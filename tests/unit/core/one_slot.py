@@ -75,6 +75,26 @@ class HoldingRouter(LeastLoadedRouter):
         return super().place(job, **fields)
 
 
+class ChoosyRouter(LeastLoadedRouter):
+    """Holds all but the jobs named `goes` for a better worker, and tells large ones of no room."""
+
+    def place(self, job: JobSpec, **fields: Any) -> Placement:
+        if job.key.startswith("acme.large"):
+            return Placement(None, 0, 0, 0.0, full=True)
+        if not job.key.startswith("acme.goes"):
+            return Placement(None, 0, 0, 0.0, held_for="w9")
+        return super().place(job, **fields)
+
+
+class ShortOfPrefillRouter(LeastLoadedRouter):
+    """Has no prefill room for jobs named `cold`, which others may not need."""
+
+    def place(self, job: JobSpec, **fields: Any) -> Placement:
+        if job.key.startswith("acme.cold"):
+            return Placement(None, 0, 0, 0.0)
+        return super().place(job, **fields)
+
+
 class AdapterRouter(LeastLoadedRouter):
     """No worker has any adapter."""
 

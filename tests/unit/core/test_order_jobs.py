@@ -14,14 +14,21 @@ from broker.core.policy import (
 from broker.wire.messages import Load
 from tests.unit.core.cluster import LANE, MODEL, Cluster, a_policy, a_spec, keys, of, only
 from tests.unit.core.invariants import check_sums
-from tests.unit.core.one_slot import AdapterRouter, HoldingRouter, one_slot, run_all
+from tests.unit.core.one_slot import (
+    AdapterRouter,
+    ChoosyRouter,
+    HoldingRouter,
+    ShortOfPrefillRouter,
+    one_slot,
+    run_all,
+)
 
 
-@pytest.mark.parametrize(("waits_s", "first"), [(1.9, "acme.new"), (2.1, "acme.old")])
+@pytest.mark.parametrize(("waits_s", "first"), [(0.35, "acme.new"), (0.45, "acme.old")])
 def test_nobody_is_overtaken_for_longer_than_its_prefill_over_alpha(
     waits_s: float, first: str
 ) -> None:
-    """A job of 0.4 s more prefill is overtaken by jobs that came up to 2 s later (α = 0.2)."""
+    """A job of 0.4 s more prefill is overtaken by jobs that came up to 0.4 s later (α = 1)."""
     cluster, dispatch = one_slot()
     cluster.hold(a_spec("old", prompt_tokens=3300, enqueued_at_s=1000.0))
     cluster.hold(a_spec("new", prompt_tokens=100, enqueued_at_s=1000.0 + waits_s))
@@ -259,6 +266,22 @@ def test_held_jobs_do_not_hide_those_behind_them() -> None:
     cluster.hold_many(4 * PASSES, prefix="held")
     cluster.hold(a_spec("hidden", enqueued_at_s=1000.1))
     assert not of(Dispatch, cluster.step(DispatchAllowed(cluster.at_s)))
+
+
+def test_a_pool_whose_smallest_job_would_be_held_is_not_closed() -> None:
+    """There is room, if none that is worth taking for the smallest: others may go."""
+    cluster = Cluster(router=ChoosyRouter())
+    cluster.join("w1")
+    cluster.hold(a_spec("large", prompt_tokens=9000))
+    assert keys(Dispatch, cluster.hold(a_spec("goes"))) == ["acme.goes"]
+
+
+def test_a_job_without_prefill_room_hides_no_larger_one() -> None:
+    """A prompt that is cached needs none: it is looked at though a shorter one found no room."""
+    cluster = Cluster(router=ShortOfPrefillRouter())
+    cluster.join("w1")
+    cluster.hold(a_spec("cold", prompt_tokens=1000))
+    assert keys(Dispatch, cluster.hold(a_spec("warm", prompt_tokens=9000))) == ["acme.warm"]
 
 
 def test_a_newcomer_to_a_full_pool_costs_one_look_at_most() -> None:
