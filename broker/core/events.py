@@ -34,11 +34,13 @@ class JobSpec:
     restart_visible: bool = False
     failures: tuple[Failure, ...] = ()
     """Of earlier epochs, from ATTEMPTS."""
+    bare: bool = False
+    """Known from a worker's list alone: deadline, stream, session and blocks are not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHeld:
-    """A job was pulled from its queue. A key known already changes nothing."""
+    """A job was pulled from its queue. A key known already changes nothing, unless it is bare."""
 
     at_s: float
     job: JobSpec

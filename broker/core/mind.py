@@ -171,8 +171,21 @@ class Mind:
         self.attempts += 1
         return Attempt(self.epoch, self.attempts)
 
+    def learns(self, waiting: Waiting, job: JobSpec) -> Waiting:
+        """Learn what a waiting job is, now that its message was pulled; it is lined up anew."""
+        self.queues.remove(waiting)
+        again = self.waits(
+            job,
+            failures=waiting.failures or job.failures,
+            not_before_s=waiting.not_before_s,
+            excluded=waiting.excluded,
+            retried=True,
+        )
+        again.held_at_s, again.held_by = waiting.held_at_s, waiting.held_by
+        return again
+
     def completes(self, lease: Lease, job: JobSpec) -> None:
-        """Learn what an adopted lease's job is, now that its message was pulled."""
+        """Learn what a leased job is, now that its message was pulled."""
         lease.failures = lease.failures or job.failures
         lease.job = replace(
             job, band=lease.job.band, model=lease.job.model, prompt_tokens=lease.job.prompt_tokens

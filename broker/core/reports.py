@@ -270,4 +270,5 @@ def _spec(entry: InFlight) -> JobSpec:
         output_tokens_max=entry.output_tokens_max,
         enqueued_at_s=entry.enqueued_at_s,
         stream_sequence=entry.stream_sequence,
+        bare=True,
     )

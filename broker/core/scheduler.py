@@ -153,11 +153,14 @@ class Scheduler:
 
     def _held(self, job: JobSpec) -> None:
         mind = self._mind
-        if job.key in mind.queues.waiting:
+        known = mind.queues.waiting.get(job.key)
+        if known is not None:
+            if known.job.bare:
+                self._learns(known, job)
             return
         lease = mind.ledger.get(job.key)
         if lease is not None:
-            if lease.is_adopted:
+            if lease.job.bare:
                 mind.completes(lease, job)
             return
         if mind.dispatching:
@@ -167,6 +170,15 @@ class Scheduler:
                 return
         waiting = mind.waits(job, failures=job.failures)
         self._estimates.arrived(waiting)
+
+    def _learns(self, known: Waiting, job: JobSpec) -> None:
+        """Take a waiting job as its message says it is; it may have to go."""
+        mind = self._mind
+        waiting = mind.learns(known, job)
+        refused = self._door.recheck(waiting) if mind.dispatching else None
+        if refused is not None:
+            mind.queues.remove(waiting)
+            mind.out.append(refused)
 
     def _settle(self) -> None:
         """Dispatch what may go, and tell those that wait."""

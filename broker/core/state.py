@@ -35,7 +35,7 @@ class Lease:
     attempt: Attempt
     worker: str
     number: int
-    """Of the order that carried it."""
+    """Of the order that carried it; 0: found running, not given by this broker."""
     granted_at_s: float
     cost_tokens: float
     """Weighted tokens charged; corrected while it runs."""
@@ -63,11 +63,6 @@ class Lease:
     """Of earlier attempts."""
     excluded: tuple[str, ...] = ()
     """Workers where an earlier attempt failed."""
-
-    @property
-    def is_adopted(self) -> bool:
-        """Whether it was found running, and not given by this broker."""
-        return self.number == 0
 
     @property
     def kv_tokens(self) -> int:

@@ -1,14 +1,18 @@
 """The ledger and a worker's list, compared: each difference is repaired and told."""
 
+from typing import Any
+
 import pytest
 
 from broker.core.decisions import (
     Abort,
+    Decision,
     Difference,
     DifferenceKind,
     Dispatch,
     Drained,
     DrainOrder,
+    Expire,
     Release,
     Requeue,
 )
@@ -145,6 +149,84 @@ def test_an_adopted_jobs_message_tells_the_rest_of_it() -> None:
     assert cluster.step(JobHeld(cluster.at_s, full)) == []
     (lease,) = cluster.scheduler.leases()
     assert (lease.job.streamed, lease.job.client, lease.job.prompt_tokens) == (True, "c1", 100)
+    check_sums(cluster.scheduler)
+
+
+def a_lost_one(**fields: Any) -> tuple[Cluster, list[Decision]]:
+    """A job found running, whose worker is lost before the job's own message comes; and what that
+    message makes of it.
+    """
+    cluster = Cluster()
+    cluster.join("w1", inflight=(in_flight(a_spec("old"), OLD),))
+    for _ in range(12):
+        cluster.tick(1.0)
+    assert not cluster.scheduler.is_leased("acme.old")
+    full = a_spec("old", prompt_tokens=777, session="s", blocks=(1, 2), **fields)
+    return cluster, cluster.hold(full)
+
+
+def test_a_lost_jobs_message_tells_the_rest_of_it() -> None:
+    """All that only the message says is known from then on, its history is kept, and its owner is
+    told nothing twice.
+    """
+    cluster, decisions = a_lost_one(deadline_at_s=1100.0, streamed=True)
+    assert decisions == []
+    waiting = cluster.scheduler._mind.queues.waiting["acme.old"]
+    assert (waiting.job.session, waiting.job.blocks, waiting.job.streamed) == ("s", (1, 2), True)
+    assert (waiting.held_at_s, waiting.retried, len(waiting.failures)) == (1010.0, True, 1)
+    assert not waiting.job.bare
+    check_sums(cluster.scheduler)
+    cluster.hold(a_spec("old", client="another"))
+    assert waiting.job.client == ""
+    assert keys(Dispatch, cluster.join("w2")) == ["acme.old"]
+    (lease,) = cluster.scheduler.leases()
+    assert lease.job.prompt_tokens == 777
+
+
+def test_a_lost_job_is_lined_up_and_expires_by_its_own_deadline() -> None:
+    """Its place is by its deadline, and at that time it ends."""
+    cluster, _ = a_lost_one(deadline_at_s=1020.0)
+    cluster.hold(a_spec("sooner", deadline_at_s=1015.0), a_spec("later", deadline_at_s=1030.0))
+    (queue,) = cluster.scheduler._mind.queues.pool("tiny").queues.values()
+    assert [entry[2] for entry in queue.fresh] == ["acme.sooner", "acme.old", "acme.later"]
+    assert "acme.old" not in keys(Expire, cluster.tick(7.9))
+    assert "acme.old" in keys(Expire, cluster.tick(0.2))
+    check_sums(cluster.scheduler)
+
+
+def test_a_lost_job_whose_deadline_has_passed_is_not_run_again() -> None:
+    """It ends when its message tells so, though a worker is free by then."""
+    cluster, decisions = a_lost_one(deadline_at_s=1005.0)
+    assert keys(Expire, decisions) == ["acme.old"]
+    assert not cluster.scheduler.is_known("acme.old")
+    assert not of(Dispatch, cluster.join("w2"))
+    check_sums(cluster.scheduler)
+
+
+def test_before_start_up_is_over_a_lost_job_only_learns() -> None:
+    """Nothing is expired then: it is when start-up ends."""
+    cluster = Cluster(started=False)
+    cluster.join("w1", inflight=(in_flight(a_spec("old"), OLD),))
+    cluster.at_s += 3.0
+    cluster.beat("w1", inflight=(), epoch=EPOCH, echo=99)
+    assert not cluster.scheduler.is_leased("acme.old")
+    assert cluster.hold(a_spec("old", deadline_at_s=1001.0)) == []
+    assert cluster.scheduler.is_known("acme.old")
+    assert keys(Expire, cluster.step(DispatchAllowed(cluster.at_s))) == ["acme.old"]
+
+
+def test_a_job_given_before_its_message_came_learns_from_it() -> None:
+    """Found running, lost, and given to another worker: the deadline counts from then on."""
+    cluster = Cluster()
+    cluster.join("w1", inflight=(in_flight(a_spec("old"), OLD),))
+    cluster.join("w2", slots=0)
+    for _ in range(12):
+        cluster.tick(1.0)
+        cluster.beat("w2")
+    assert keys(Dispatch, cluster.beat("w2", slots=1)) == ["acme.old"]
+    cluster.hold(a_spec("old", streamed=True, deadline_at_s=1100.0))
+    (lease,) = cluster.scheduler.leases()
+    assert (lease.job.streamed, lease.job.deadline_at_s, lease.job.bare) == (True, 1100.0, False)
     check_sums(cluster.scheduler)
 
 

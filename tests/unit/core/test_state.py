@@ -1,5 +1,7 @@
 """A worker's sums: what goes in comes out."""
 
+import pytest
+
 from broker.core.state import Lease, Worker
 from tests.builders import an_attempt
 from tests.unit.core.cluster import a_spec
@@ -47,9 +49,42 @@ def test_a_lease_counts_until_it_is_removed() -> None:
     assert sums(worker) == (0, 0, 0, 0)
 
 
-def test_a_lease_without_an_order_was_found_running() -> None:
-    """Orders are numbered from 1."""
-    lease = a_lease()
-    assert not lease.is_adopted
-    lease.number = 0
-    assert lease.is_adopted
+def running(*output_tokens: int) -> Worker:
+    """A worker whose jobs have prompts of 100 tokens and wrote so many."""
+    worker = Worker("w1", 0)
+    for number, tokens in enumerate(output_tokens):
+        lease = a_lease(f"j{number}", prefilled=True)
+        lease.output_tokens = tokens
+        worker.add(lease)
+    return worker
+
+
+def test_kv_use_follows_what_the_engine_says() -> None:
+    """Slowly: a tenth of the way with each report, towards used ÷ (prompts + answers so far)."""
+    worker = running(100, 300)
+    worker.learn_kv_use(300)
+    assert worker.kv_use_ratio == pytest.approx(0.95)
+    for _ in range(200):
+        worker.learn_kv_use(300)
+    assert worker.kv_use_ratio == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("used", "ratio"), [(1, 0.0), (601, 1.0), (2**53, 1.0)])
+def test_kv_use_stays_between_none_and_all(used: int, ratio: float) -> None:
+    """Whatever is reported: more than the jobs' tokens is what others left there."""
+    worker = running(100, 300)
+    for _ in range(500):
+        worker.learn_kv_use(used)
+        assert 0.0 <= worker.kv_use_ratio <= 1.0
+    assert worker.kv_use_ratio == pytest.approx(ratio, abs=0.01)
+
+
+def test_kv_use_is_not_learned_from_nothing() -> None:
+    """An engine that reports none, and one that has only begun its prompts, tell nothing."""
+    worker = running(100)
+    worker.learn_kv_use(0)
+    idle = Worker("w2", 1)
+    idle.learn_kv_use(100)
+    idle.add(a_lease())
+    idle.learn_kv_use(100)
+    assert (worker.kv_use_ratio, idle.kv_use_ratio) == (1.0, 1.0)
