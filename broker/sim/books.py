@@ -68,6 +68,10 @@ def _check_dispatched(
 ) -> list[JobSpec]:
     """Check where the jobs of one settling went; returns them."""
     jobs: list[JobSpec] = []
+    held = {name: view.kv_tokens for name, view in workers.items()}
+    for order in dispatched:
+        if order.key in leases and order.worker in held:
+            held[order.worker] -= leases[order.key].kv_tokens
     for order in dispatched:
         lease, view = leases.get(order.key), workers.get(order.worker)
         require(
@@ -86,8 +90,10 @@ def _check_dispatched(
         require(view.inflight_jobs <= view.slots, name + f"has {view.slots} slots")
         bound = view.kv_tokens_max * policy.routing.kv_fill_ratio_max
         knows_kv = policy.routing.policy != "round_robin" and view.kv_tokens_max
-        fits = not knows_kv or view.kv_tokens <= bound + ROUNDING or view.inflight_jobs == 1
-        require(fits, name + f"would hold {view.kv_tokens} of {bound:g} KV tokens")
+        tokens = view.kv_use_ratio * held[order.worker] + lease.kv_tokens
+        fits = not knows_kv or not held[order.worker] or tokens <= bound + ROUNDING
+        require(fits, name + f"would use {tokens:g} of {bound:g} KV tokens")
+        held[order.worker] += lease.kv_tokens
     return jobs
 
 

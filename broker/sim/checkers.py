@@ -92,6 +92,8 @@ class Checkers:
         """Workers that an operator wants empty."""
         self._drained: dict[str, None] = {}
         """Workers that said so."""
+        self._reports: dict[str, tuple[int, int]] = {}
+        """By worker, the newest report: incarnation and sequence. One before it says nothing."""
         self._left: list[Dispatch] = []
         """Of this settling."""
 
@@ -142,7 +144,11 @@ class Checkers:
                 elif any(one.worker == worker for one in self._router.scheduler.views.workers()):
                     self._drains[worker] = None
             case WorkerReported(_, beat):
-                if not beat.draining and beat.worker not in self._drains:
+                number = (beat.incarnation, beat.sequence)
+                is_new = number > self._reports.get(beat.worker, (-1, -1))
+                if is_new:
+                    self._reports[beat.worker] = number
+                if is_new and not beat.draining and beat.worker not in self._drains:
                     self._drained.pop(beat.worker, None)
             case LinkChanged(_, up):
                 self._link_up = up
@@ -169,7 +175,9 @@ class Checkers:
                 self._check_time(wait_s, f"{key} is told to wait")
             case Drained(worker=worker):
                 self._see_drained(worker)
-            case WorkerGone(worker=worker):
+            case WorkerGone(worker=worker, cause=cause):
+                if cause != "restarted":
+                    self._reports.pop(worker, None)  # It may return in the same life.
                 self._gone[worker] = self._attempts
                 self._drains.pop(worker, None)
                 self._drained.pop(worker, None)

@@ -16,7 +16,7 @@ from broker.sim.fuzz import Found, fuzz_seed
 
 SEEDS = Path(__file__).with_name("seeds.txt")
 FRESH = range(10_000, 10_024)
-NOTICED_BY = range(1, 31)
+NOTICED_BY = range(1, 61)
 """Seeds within which a broken mind must be noticed."""
 
 DIGESTS = "from broker.sim.fuzz import fuzz_seed; print([fuzz_seed(n).digest for n in range(1, 6)])"

@@ -38,7 +38,7 @@ from tests.unit.core.cluster import (
     only,
 )
 from tests.unit.core.invariants import check_sums
-from tests.unit.core.listings import differences, one_job
+from tests.unit.core.listings import OLD, differences, one_job
 
 
 def test_a_report_makes_a_worker_known_and_useful() -> None:
@@ -53,6 +53,31 @@ def test_a_report_makes_a_worker_known_and_useful() -> None:
     assert cluster.scheduler._mind.fleet.workers["w1"].waiting == 2
     pools = {one.model: (one.workers, one.slots) for one in cluster.scheduler.views.pools()}
     assert pools == {"tiny": (1, 7), "other": (1, 7)}
+
+
+def test_reports_teach_how_long_a_step_takes() -> None:
+    """Each rate is learned with the KV tokens that the worker was given; a report without one
+    teaches nothing.
+    """
+    cluster = Cluster()
+    cluster.join("w1", load=Load(decode_tokens_s=50.0))
+    rate = cluster.scheduler._mind.fleet.workers["w1"].decode_rate
+    assert (rate.step_s(0), rate.slope_s) == (0.02, 0.0)
+    cluster.beat("w1", load=Load())
+    assert rate.weight == 1.0
+    cluster.hold(a_spec(prompt_tokens=9950))
+    cluster.beat("w1", load=Load(decode_tokens_s=25.0))
+    assert rate.slope_s == pytest.approx(0.02 / 10_000)
+    assert rate.step_s(20_000) == pytest.approx(0.06)
+
+
+def test_reports_teach_how_much_kv_cache_jobs_share() -> None:
+    """Of a worker whose running jobs are listed with what they wrote."""
+    cluster = Cluster()
+    cluster.join("w1", inflight=(in_flight(a_spec(), OLD, prefilled=True, output_tokens=100),))
+    cluster.beat("w1", load=Load(kv_tokens_used=100))
+    (view,) = cluster.scheduler.views.workers()
+    assert view.kv_use_ratio == pytest.approx(0.95)
 
 
 def test_workers_get_dense_indexes_which_are_used_again() -> None:
