@@ -60,8 +60,9 @@ def test_a_waiting_job_costs_little_to_ask_about_again() -> None:
         place.place(job)
     router = place.router
     assert isinstance(router, CacheAwareRouter)
-    scores, probes = router.scored_count, router.index.probes_count
+    probes = router.index.probes_count
     place.run(place.spec(("cold", 40)), "w150")
+    scores = router.scored_count
     for job in jobs:
         place.place(job)
     assert router.scored_count - scores <= 2 * 64

@@ -66,9 +66,9 @@ def test_a_model_is_servable_while_some_worker_could_serve_it(
     found = place.place(place.spec(prompt_tokens=77))
     assert found.servable is servable
     if field:
-        assert found == Placement(None, 0, 77, 0.0, servable=servable)
+        assert found == Placement(None, 0, 77, 0.0, full=True, servable=servable)
     unheard = place.spec(model="unheard", prompt_tokens=77)
-    assert place.place(unheard) == Placement(None, 0, 77, 0.0, servable=False)
+    assert place.place(unheard) == Placement(None, 0, 77, 0.0, full=True, servable=False)
 
 
 @pytest.mark.parametrize("policy", [*CACHE_AWARE, "round_robin"])
@@ -102,11 +102,11 @@ def test_a_worker_takes_no_more_than_its_slots(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", [*CACHE_AWARE, "round_robin"])
 def test_kv_room_is_prompt_and_expected_output_of_all(policy: str) -> None:
-    """A job fits up to 0.9 of the KV tokens, its expected output included; a job alone always."""
+    """A job fits up to 0.95 of the KV tokens, its expected output included; a job alone always."""
     place = Place([a_worker(kv_tokens_max=1000)], policy=policy)
     lease = place.give(place.spec(prompt_tokens=50, output_tokens_max=50), output_tokens=50)
     place.prefill(lease)
-    fits = place.spec(prompt_tokens=700, output_tokens_max=500)
+    fits = place.spec(prompt_tokens=750, output_tokens_max=500)
     assert place.place(fits, output_tokens=100).worker is not None
     assert place.place(fits, output_tokens=101).worker is None
     assert place.place(fits).worker is None
@@ -117,7 +117,7 @@ def test_kv_room_is_prompt_and_expected_output_of_all(policy: str) -> None:
 def test_a_large_job_finds_the_one_worker_with_room() -> None:
     """However many less loaded workers are too full for it, the one that has KV room is found."""
     workers = [a_worker(f"w{n}", index=n, kv_tokens_max=1000, slots=8) for n in range(100)]
-    place = Place(workers)
+    place = Place(workers, hold_for_affinity=False)
     for n in range(100):
         place.prefill(place.give(place.spec(prompt_tokens=300), f"w{n}"))
     place.change("w77", kv_tokens_max=4000, prefill_tokens_s=10.0)
@@ -127,7 +127,7 @@ def test_a_large_job_finds_the_one_worker_with_room() -> None:
 def test_of_equally_roomy_workers_the_one_given_nothing_for_longest_is_found() -> None:
     """Where nobody near the front has KV room, those with the most of it take turns."""
     workers = [a_worker(f"w{n}", index=n, kv_tokens_max=1000, slots=8) for n in range(200)]
-    place = Place(workers)
+    place = Place(workers, hold_for_affinity=False)
     for n in range(200):
         place.prefill(place.give(place.spec(prompt_tokens=300), f"w{n}"))
     for name in ("w150", "w77"):
@@ -138,29 +138,97 @@ def test_of_equally_roomy_workers_the_one_given_nothing_for_longest_is_found() -
 
 
 def test_the_unprefilled_backlog_bounds_what_a_worker_takes() -> None:
-    """Late binding: the next job goes once what is not prefilled takes less than θ (10 ms: 80
-    tokens); a worker without any takes a job of any size.
+    """Late binding: prompts are prefilled together while all of them, the new one included, take
+    less than θ (80 ms: 640 tokens); a worker without any takes a job of any size.
     """
     place = Place(1)
-    small = place.give(place.spec(prompt_tokens=79))
-    big = place.give(place.spec(prompt_tokens=5000))
-    assert where(place) == ""
-    place.prefill(big)
-    assert where(place) == "w0"
-    place.give(place.spec(prompt_tokens=1))
-    assert where(place) == ""
+    small = place.give(place.spec(prompt_tokens=400))
+    assert where(place, prompt_tokens=239) == "w0"
+    assert where(place, prompt_tokens=241) == ""
+    place.give(place.spec(prompt_tokens=239))
+    assert where(place, prompt_tokens=2) == ""
     place.prefill(small)
-    assert where(place) == "w0"
+    assert where(place, prompt_tokens=400) == "w0"
+    assert where(place, prompt_tokens=402) == ""
+
+
+@pytest.mark.parametrize("policy", [*CACHE_AWARE, "round_robin"])
+def test_a_long_prompt_lands_behind_no_short_one(policy: str) -> None:
+    """What takes θ or more waits for a worker with nothing to prefill, and then goes there; behind
+    it goes nobody.
+    """
+    place = Place(1, policy=policy)
+    short = place.give(place.spec(prompt_tokens=1))
+    long = place.spec(prompt_tokens=640)
+    assert place.place(long).worker is None
+    assert where(place, prompt_tokens=638) == "w0"
+    place.prefill(short)
+    running = place.give(long)
+    assert where(place, prompt_tokens=1) == ""
+    place.prefill(running)
+    assert where(place, prompt_tokens=1) == "w0"
+
+
+@pytest.mark.parametrize("policy", CACHE_AWARE)
+def test_only_what_is_not_cached_takes_prefill_room(policy: str) -> None:
+    """A long prompt whose uncached part is short is prefilled beside others, where a cold one of
+    its length is not.
+    """
+    place = Place(1, policy=policy)
+    place.warm("w0", SYSTEM)
+    place.give(place.spec(prompt_tokens=400))
+    assert where(place, ("cold", 30)) == ""
+    assert where(place, SYSTEM, ("ask", 3)) == "w0"
+    assert where(place, SYSTEM, ("ask", 4)) == ""
+
+
+def test_a_lack_of_prefill_room_is_not_told_as_full() -> None:
+    """Where a long prompt lacks only prefill room, another that is cached may still go: nobody is
+    full. Slots and KV cache lack for all that are as large.
+    """
+    place = Place([a_worker(slots=3, kv_tokens_max=5000)])
+    place.prefill(place.give(place.spec(prompt_tokens=10)))
+    short = place.give(place.spec(prompt_tokens=10))
+    long = place.place(place.spec(prompt_tokens=700))
+    assert (long.worker, long.full) == (None, False)
+    large = place.place(place.spec(prompt_tokens=4900))
+    assert (large.worker, large.full) == (None, True)
+    place.prefill(short)
+    large = place.place(place.spec(prompt_tokens=4900))
+    assert (large.worker, large.full) == (None, True)
+    place.give(place.spec(prompt_tokens=10))
+    none = place.place(place.spec(prompt_tokens=1))
+    assert (none.worker, none.full) == (None, True)
+
+
+def test_a_backlog_past_its_bound_is_full() -> None:
+    """With θ used up not even a cached prompt goes: its last token is always computed."""
+    place = Place(1)
+    place.warm("w0", SYSTEM)
+    place.give(place.spec(prompt_tokens=640))
+    found = place.place(place.spec(SYSTEM))
+    assert (found.worker, found.full) == (None, True)
+
+
+@pytest.mark.parametrize(("ratio", "home"), [(1.0, ""), (0.5, "w0"), (0.0, "w0")])
+def test_kv_room_counts_what_the_engine_uses(ratio: float, home: str) -> None:
+    """Prompts that share their beginnings take less KV cache than their lengths add up to; the
+    newcomer counts in full.
+    """
+    place = Place([a_worker(kv_tokens_max=1000)])
+    place.prefill(place.give(place.spec(prompt_tokens=750)))
+    place.change("w0", kv_use_ratio=ratio)
+    assert where(place, prompt_tokens=500) == home
+    assert where(place, prompt_tokens=901) == ""
 
 
 def test_faster_workers_hold_more_backlog_within_the_same_time() -> None:
-    """θ is time: at a reported 80,000 tokens a second 790 tokens are no backlog to wait for."""
+    """θ is time: at a reported 80,000 tokens a second 6,399 tokens are prefilled together."""
     place = Place(1)
     place.change("w0", prefill_tokens_s=80_000.0)
-    place.give(place.spec(prompt_tokens=790))
-    assert where(place) == "w0"
-    place.give(place.spec(prompt_tokens=20))
-    assert where(place) == ""
+    place.give(place.spec(prompt_tokens=6000))
+    assert where(place, prompt_tokens=399) == "w0"
+    assert where(place, prompt_tokens=401) == ""
 
 
 @pytest.mark.parametrize("policy", [*CACHE_AWARE, "round_robin"])

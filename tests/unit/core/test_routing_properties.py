@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.core.cache_router import CacheAwareRouter
+from broker.core.placement import Placement
 from broker.core.policy import PolicyName
 from broker.core.prefix_search import is_shared
 from broker.core.state import Lease, Phase, Worker
@@ -22,6 +23,8 @@ ROOT = Path(__file__).parents[3]
 
 TOLERANCE_S = 0.002 + 0.05
 """A tie, and what leaving the last worker costs: it may have become another since."""
+
+ROUNDING_S = 1e-9
 
 
 class History:
@@ -77,24 +80,29 @@ class History:
         self.log.append(f"{job.key} {placement.worker and placement.worker.id} {placement}")
         if placement.worker is None:
             return
-        self.check_room(placement.worker, job.prompt_tokens + job.output_tokens_max)
+        self.check_room(placement, job.prompt_tokens + job.output_tokens_max)
         explanation = place.router.explain(job, placement, at_s=place.at_s)
         assert placement.worker.id in {one.worker for one in explanation.candidates}
         self.log.append(repr(explanation.candidates))
         self.leases.append(place.give(job))
         self.waiting[self.waiting.index(job)] = self._job()
 
-    def check_room(self, worker: Worker, kv_tokens: int) -> None:
+    def check_room(self, placement: Placement, kv_tokens: int) -> None:
         """A chosen worker may serve, and has room for the job."""
+        worker = placement.worker
+        assert worker is not None
         assert worker.id not in self.gone
         assert worker.phase is Phase.LIVE
         assert worker.ready
         assert not worker.draining
         assert not worker.held_off
         assert len(worker.leases) < worker.slots
-        assert worker.backlog_tokens < 80
+        rate = worker.prefill_tokens_s or 8000.0
+        tokens = worker.backlog_tokens + placement.uncached_tokens
+        assert not worker.backlog_tokens or tokens / rate < 0.080 + ROUNDING_S
         if worker.kv_tokens_max and worker.leases:
-            assert worker.kv_tokens + kv_tokens <= 0.9 * worker.kv_tokens_max
+            used = worker.kv_use_ratio * worker.kv_tokens
+            assert used + kv_tokens <= 0.95 * worker.kv_tokens_max
 
     def _report(self, worker: Worker) -> None:
         self.sequences[worker.id] += self.rng.choice([1, 1, 1, 2])

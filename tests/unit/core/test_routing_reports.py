@@ -54,12 +54,12 @@ def test_a_full_report_replaces_all_before() -> None:
     running = place.give(place.spec(("running", 20)), "w2")
     done = place.give(place.spec(("done", 20)), "w2")
     place.prefill(done)
-    assert place.report("w2", 9, added=chain(("b", 9)), full=True)
+    assert place.report("w2", 9, added=chain(("b", 19)), full=True)
     assert place.place(place.spec(SYSTEM)).hit_tokens == 0
     assert place.place(place.spec(("done", 20))).hit_tokens == 0
     place.prefill(running)
     assert place.place(place.spec(("running", 20))).hit_tokens == 20 * 64
-    assert place.place(place.spec(("b", 9))).hit_tokens == 9 * 64
+    assert place.place(place.spec(("b", 19))).hit_tokens == 19 * 64
 
 
 def test_a_report_that_is_no_list_of_hashes_calls_for_a_full_one() -> None:
@@ -81,7 +81,7 @@ def test_credit_that_no_report_confirms_is_dropped() -> None:
     gone.
     """
     place = Place(3)
-    place.warm("w1", ("seen", 5))
+    place.warm("w1", ("seen", 20))
     lease = place.give(place.spec(SYSTEM), "w1")
     for number in range(10):
         place.report("w1", 2 + number)
@@ -93,7 +93,7 @@ def test_credit_that_no_report_confirms_is_dropped() -> None:
         assert place.place(job).hit_tokens > 0
     place.report("w1", 15)
     assert place.place(job).hit_tokens == 0
-    assert place.place(place.spec(("seen", 5))).hit_tokens > 0
+    assert place.place(place.spec(("seen", 20))).hit_tokens > 0
 
 
 def test_credit_that_a_report_confirms_stays() -> None:
@@ -190,9 +190,9 @@ def test_small_predictions_prove_nothing() -> None:
     """A hit too short to count says nothing of a worker's cache, found or not."""
     place = Place(2)
     lease = place.give(place.spec(SYSTEM))
-    lease.hit_tokens = 255
+    lease.hit_tokens = 1023
     place.router.hit_seen(lease, place.workers[lease.worker], cached_tokens=0)
     assert place.workers[lease.worker].trust == 1.0
-    lease.hit_tokens = 256
+    lease.hit_tokens = 1024
     place.router.hit_seen(lease, place.workers[lease.worker], cached_tokens=0)
     assert place.workers[lease.worker].trust == pytest.approx(0.9)
