@@ -109,7 +109,7 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     sticky_s: NotNegative = 30.0
     """How long since its last dispatch a prefix (or session) sticks to its worker."""
     wait_s_over_best_max: NotNegative = 2.0
-    """Stickiness and hold end where the predicted wait is this much longer than the best."""
+    """Stickiness ends where the predicted first token is this much later than the best."""
     backlog_s_max: Positive = 0.080
     """θ of late binding: prompts are prefilled together while all of them take less than this; a
     longer one gets a worker that has nothing to prefill."""
