@@ -100,11 +100,13 @@ def _best_listed(holding: Holding, need: Need, excluded: Sequence[str]) -> Itera
     """Yield the least loaded that has room for the job, and the least loaded that has none."""
     uncached = need.prompt_tokens - holding.hit_tokens
     able = [seat for seat in holding.seats if may_serve(seat, need.job, excluded)]
-    free = [seat for seat in able if seat.fits(need.kv_tokens, uncached)]
+    free = [seat for seat in able if seat.fits(uncached + need.output_tokens, uncached)]
     if free:
         yield min(free, key=_entry)
     if len(free) < len(able):
-        yield min([s for s in able if not s.fits(need.kv_tokens, uncached)], key=_entry)
+        yield min(
+            [s for s in able if not s.fits(uncached + need.output_tokens, uncached)], key=_entry
+        )
 
 
 def _best_of_crowd(
@@ -125,7 +127,7 @@ def _cold(warm: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Iterato
     uncached, found = need.prompt_tokens, False
     for seat in chain(pool.free(COLD_EACH_MAX), pool.busy(COLD_EACH_MAX)):
         if not seat.bit & warm and may_serve(seat, need.job, excluded):
-            found = found or seat.fits(need.kv_tokens, uncached)
+            found = found or seat.fits(uncached + need.output_tokens, uncached)
             yield seat
     if not found:
         free = _first_free(warm, need, uncached, pool, excluded, inside=False)
@@ -145,7 +147,7 @@ def _first_free(
     """Find the least loaded in (or outside) `workers` with room for the job, near the front."""
     for seat in chain(pool.free(WALK_MAX), pool.roomiest()):
         is_meant = bool(seat.bit & workers) is inside
-        fits = is_meant and seat.fits(need.kv_tokens, uncached)
+        fits = is_meant and seat.fits(uncached + need.output_tokens, uncached)
         if fits and may_serve(seat, need.job, excluded):
             return seat
     return None

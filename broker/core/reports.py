@@ -22,7 +22,7 @@ from broker.core.mind import Mind
 from broker.core.retries import Retries
 from broker.core.state import Lease, Worker
 from broker.wire.ids import split_job_key
-from broker.wire.messages import Attempt, Heartbeat, InFlight, Reason
+from broker.wire.messages import Attempt, Heartbeat, InFlight, Load, Reason
 
 RATE_RISE_RATIO_MIN = 1.1
 """A smaller rise of a worker's prefill rate is no reason to look at the queues again."""
@@ -54,7 +54,7 @@ class Reports:
         for finished in beat.finished:
             self._endings.attempt_ended(worker.id, beat.incarnation, finished)
         self._compare(worker, beat)
-        worker.learn_kv_use(beat.load.kv_tokens_used)
+        _learn(worker, beat.load)
         worker.forget_ended()
         self._mind.changed(worker, opened=opened)
         self._caches(worker, beat)
@@ -108,8 +108,6 @@ class Reports:
             load.prefill_tokens_s,
             load.decode_tokens_s,
         )
-        if load.decode_tokens_s > 0:
-            worker.decode_rate.learn(kv_tokens=worker.kv_tokens, step_s=1.0 / load.decode_tokens_s)
         return _capacity(worker) != before or _faster(load.prefill_tokens_s, was=rate)
 
     def _caches(self, worker: Worker, beat: Heartbeat) -> None:
@@ -250,6 +248,14 @@ def _capacity(worker: Worker) -> tuple[object, ...]:
         worker.held_off,
         worker.kv_tokens_max,
     )
+
+
+def _learn(worker: Worker, load: Load) -> None:
+    """Take what an engine says of its memory and its speed, its list of jobs being compared."""
+    worker.learn_kv_use(load.kv_tokens_used)
+    if load.decode_tokens_s > 0:
+        step_s = 1.0 / load.decode_tokens_s
+        worker.decode_rate.learn(kv_tokens=worker.kv_tokens_in_use, step_s=step_s)
 
 
 def _faster(rate: float, *, was: float) -> bool:

@@ -100,7 +100,7 @@ class Seat:
     report_sequence: int | None = None
     """Of its last cache summary; None until a full one came."""
 
-    def fits(self, kv_tokens: int, uncached_tokens: float) -> bool:
+    def fits(self, kv_tokens: float, uncached_tokens: float) -> bool:
         """Say whether it has room for a job of so many tokens; a job alone always fits."""
         return (
             self.has_room
@@ -129,7 +129,7 @@ class Seat:
         others_s = policy.slowdown_weight * len(self.worker.leases) * growth_s
         return output_tokens * (own_s + others_s)
 
-    def room_wait_s(self, kv_tokens: int) -> float:
+    def room_wait_s(self, kv_tokens: float) -> float:
         """Guess how long until one that has none gets room, beyond what its backlog takes."""
         worker = self.worker
         wait_s = HELD_OFF_S if worker.held_off else 0.0
@@ -337,7 +337,7 @@ class Roster:
         seat.decode_tokens_s = worker.decode_tokens_s or policy.decode_tokens_s
         seat.backlog_s = worker.backlog_tokens / seat.prefill_tokens_s
         rate = worker.decode_rate
-        seat.step_s = rate.step_s(worker.kv_tokens) or 1.0 / seat.decode_tokens_s
+        seat.step_s = rate.step_s(worker.kv_tokens_in_use) or 1.0 / seat.decode_tokens_s
         seat.step_slope_s = rate.slope_s
         seat.prefill_began_at_s = worker.prefill_began_at_s
         seat.load_s = _load_s(policy, seat) if self._by_load else 0.0
@@ -351,8 +351,8 @@ class Roster:
         is_idle = worker.backlog_tokens <= 0
         seat.prefill_tokens_free = FOREVER if is_idle else room_s * seat.prefill_tokens_s
         bound = worker.kv_tokens_max * policy.kv_fill_ratio_max
-        used = worker.kv_tokens * worker.kv_use_ratio
-        seat.kv_tokens_free = bound - used if worker.kv_tokens_max else FOREVER
+        in_use = worker.kv_tokens_in_use
+        seat.kv_tokens_free = bound - in_use if worker.kv_tokens_max else FOREVER
         seat.entry = (not seat.has_room, seat.load_s, seat.turn, seat)
         # Among equals the least recently given is last.
         seat.kv_entry = (seat.kv_tokens_free, -seat.turn, seat)
@@ -397,7 +397,7 @@ def _signature(worker: Worker, bit: int) -> tuple[Any, ...]:
         worker.prefill_tokens_s,
         worker.decode_tokens_s,
         worker.trust,
-        worker.kv_use_ratio,
+        worker.kv_base_tokens,
         worker.prefill_began_at_s,
     )
 

@@ -79,9 +79,10 @@ def candidate(seat: Seat, need: Need, *, hit_tokens: float, at_s: float) -> Scor
     hit = min(int(hit_tokens * seat.trust), max(0, prompt_tokens - 1)) if hit_tokens else 0
     uncached = prompt_tokens - hit
     wait_s = seat.backlog_wait_s(at_s)
-    fits = seat.fits(need.kv_tokens, uncached)
+    kv_tokens = uncached + need.output_tokens
+    fits = seat.fits(kv_tokens, uncached)
     if not fits:
-        wait_s += seat.room_wait_s(need.kv_tokens)
+        wait_s += seat.room_wait_s(kv_tokens)
     return Scored(seat, hit, uncached / seat.prefill_tokens_s, wait_s, fits, seat.is_cold(at_s))
 
 
@@ -89,7 +90,9 @@ def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
     """Predict seconds, the job's own and (in part) those it costs others."""
     seat = scored.seat
     weight = 1 + policy.bias + policy.interference_weight * len(seat.worker.leases)
-    load_s = scored.wait_s + seat.decode_cost_s(policy, need.kv_tokens, need.output_tokens)
+    load_s = scored.wait_s + seat.decode_cost_s(
+        policy, need.kv_tokens - scored.hit_tokens, need.output_tokens
+    )
     return (COLD_LOAD_RATIO * load_s if scored.is_cold else load_s) + weight * scored.prefill_s
 
 

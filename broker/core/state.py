@@ -11,9 +11,6 @@ from broker.core.decode_rate import DecodeRate
 from broker.core.events import JobSpec
 from broker.wire.messages import Attempt, Failure
 
-KV_USE_SHARE = 0.1
-"""Weight of the newest report in the average of `kv_use_ratio`."""
-
 ENDED_JOBS_MAX = 4096
 """Ends remembered for a worker that sends notes but no reports: a second's worth of the fastest."""
 
@@ -66,8 +63,8 @@ class Lease:
 
     @property
     def kv_tokens(self) -> int:
-        """KV cache the job takes at its worker when it ends: prompt and expected output."""
-        return self.job.prompt_tokens + self.output_tokens_expected
+        """KV cache the job adds at its worker until it ends: prompt not cached, expected output."""
+        return self.job.prompt_tokens - self.hit_tokens + self.output_tokens_expected
 
 
 @dataclass(slots=True)
@@ -110,9 +107,9 @@ class Worker:
     decoding_jobs: int = 0
     kv_tokens: int = 0
     """Σ kv_tokens over leases."""
-    kv_use_ratio: float = 1.0
-    """KV cache that the engine says it uses ÷ the tokens of its prompts and answers: under 1 where
-    they share prefixes. A moving average."""
+    kv_base_tokens: int = 0
+    """KV cache that its engine uses beyond what its jobs add to it, by its last report: the cached
+    prefixes that they hold."""
     decode_rate: DecodeRate = field(default_factory=DecodeRate)
     sequence: int = -1
     """Of its last report: earlier ones that come late say nothing."""
@@ -166,15 +163,24 @@ class Worker:
         return lease
 
     def learn_kv_use(self, kv_tokens_used: int) -> None:
-        """Compare what the engine uses with what its jobs have written there."""
-        tokens = sum(
-            lease.job.prompt_tokens + lease.output_tokens
+        """See how much KV cache the engine uses; 0: it doesn't tell, and each hit counts in full.
+
+        What its jobs added is known from the dispatches, what was there before is not: a prefix
+        that several hold takes its room once.
+        """
+        if not kv_tokens_used:
+            self.kv_base_tokens = sum(lease.hit_tokens for lease in self.leases.values())
+            return
+        added = sum(
+            lease.job.prompt_tokens - lease.hit_tokens + lease.output_tokens
             for lease in self.leases.values()
-            if lease.prefilled
         )
-        if tokens and kv_tokens_used:
-            ratio = min(1.0, kv_tokens_used / tokens)
-            self.kv_use_ratio += KV_USE_SHARE * (ratio - self.kv_use_ratio)
+        self.kv_base_tokens = max(0, kv_tokens_used - added)
+
+    @property
+    def kv_tokens_in_use(self) -> int:
+        """KV cache that is taken when all its jobs end."""
+        return self.kv_base_tokens + self.kv_tokens
 
     def mark_prefilled(self, lease: Lease, *, at_s: float) -> bool:
         """Move a lease's prompt out of the backlog; False when it was out already."""

@@ -65,8 +65,8 @@ class WorkerView:
     backlog_tokens: int
     decoding_jobs: int
     kv_tokens: int
-    kv_use_ratio: float
-    """KV cache used ÷ what its jobs' lengths add up to."""
+    kv_base_tokens: int
+    """KV cache used beyond what its jobs add to it."""
     kv_tokens_max: int
     prefill_tokens_s: float
     decode_tokens_s: float
@@ -234,7 +234,7 @@ class Views:
             worker.backlog_tokens,
             worker.decoding_jobs,
             worker.kv_tokens,
-            worker.kv_use_ratio,
+            worker.kv_base_tokens,
             worker.kv_tokens_max,
             worker.prefill_tokens_s,
             worker.decode_tokens_s,

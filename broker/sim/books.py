@@ -90,7 +90,7 @@ def _check_dispatched(
         require(view.inflight_jobs <= view.slots, name + f"has {view.slots} slots")
         bound = view.kv_tokens_max * policy.routing.kv_fill_ratio_max
         knows_kv = policy.routing.policy != "round_robin" and view.kv_tokens_max
-        tokens = view.kv_use_ratio * held[order.worker] + lease.kv_tokens
+        tokens = view.kv_base_tokens + held[order.worker] + lease.kv_tokens
         fits = not knows_kv or not held[order.worker] or tokens <= bound + ROUNDING
         require(fits, name + f"would use {tokens:g} of {bound:g} KV tokens")
         held[order.worker] += lease.kv_tokens
