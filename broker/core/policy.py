@@ -104,7 +104,7 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     warmup_s: NotNegative = 60.0
     """For so long, or until its cache is half full, a worker that joined with an empty cache counts
     half its load."""
-    forced_share: Share = 0.0
+    forced_share: Share = 0.2
     """Share of jobs sent to such a worker whatever is cached elsewhere."""
     sticky_s: NotNegative = 30.0
     """How long since its last dispatch a prefix (or session) sticks to its worker."""
@@ -136,7 +136,7 @@ class OrderPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     lane_slack_tokens: NotNegative = 8192.0
     """Q: lanes within this much of the least served are equal, so that locality may choose."""
-    wait_credit: NotNegative = 1.0
+    wait_credit: NotNegative = 0.2
     """α: seconds of prefill forgiven for each second waited."""
     candidates_max: Annotated[int, Meta(ge=1)] = 64
     """Jobs looked at from the head of each lane's queue."""
