@@ -158,6 +158,15 @@ def test_a_look_asked_for_anew_is_made_once() -> None:
     assert not world.open
 
 
+def test_what_is_given_at_one_instant_is_looked_at_once() -> None:
+    """A burst of eight makes one call, not eight."""
+    world = a_world(*(a_request(n, 1.0) for n in range(8)))
+    world.begin(Told(world))
+    world.run_until(0.999)
+    world.run_until(1.0)
+    assert len(world._heap) == 1
+
+
 # ---- sessions ------------------------------------------------------------------------------------
 
 
