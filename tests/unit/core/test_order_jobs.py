@@ -24,11 +24,11 @@ from tests.unit.core.one_slot import (
 )
 
 
-@pytest.mark.parametrize(("waits_s", "first"), [(0.35, "acme.new"), (0.45, "acme.old")])
+@pytest.mark.parametrize(("waits_s", "first"), [(1.9, "acme.new"), (2.1, "acme.old")])
 def test_nobody_is_overtaken_for_longer_than_its_prefill_over_alpha(
     waits_s: float, first: str
 ) -> None:
-    """A job of 0.4 s more prefill is overtaken by jobs that came up to 0.4 s later (α = 1)."""
+    """A job of 0.4 s more prefill is overtaken by jobs that came up to 2 s later (α = 0.2)."""
     cluster, dispatch = one_slot()
     cluster.hold(a_spec("old", prompt_tokens=3300, enqueued_at_s=1000.0))
     cluster.hold(a_spec("new", prompt_tokens=100, enqueued_at_s=1000.0 + waits_s))

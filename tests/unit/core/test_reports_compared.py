@@ -106,7 +106,7 @@ def test_a_prefilled_job_is_adopted_as_decoding() -> None:
     listed = in_flight(a_spec("old"), OLD, prefilled=True, cached_tokens=500)
     cluster.join("w1", inflight=(listed,))
     (view,) = cluster.scheduler.views.workers()
-    assert (view.backlog_tokens, view.decoding_jobs, view.kv_tokens) == (0, 1, 150)
+    assert (view.backlog_tokens, view.decoding_jobs, view.kv_tokens) == (0, 1, 50)
     (lease,) = cluster.scheduler.leases()
     assert (lease.hit_tokens, lease.uncached_tokens) == (100, 0)
 

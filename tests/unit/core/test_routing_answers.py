@@ -18,9 +18,9 @@ from tests.unit.core.routing_builders import (
 )
 
 
-def a_line(slope_s: float, *, kv_tokens: int) -> DecodeRate:
-    """Steps of 20 ms at so many KV tokens, and so much more for each."""
-    return DecodeRate(64.0, kv_tokens, 0.02, 1e9, 1e9 * slope_s)
+def a_line(slope_s: float) -> DecodeRate:
+    """Steps of 20 ms, and so much more for each KV token."""
+    return DecodeRate(64.0, 0.0, 0.02, 1e9, 1e9 * slope_s)
 
 
 def test_asking_again_costs_nothing_until_something_changes() -> None:
@@ -75,18 +75,18 @@ def test_a_kept_answer_is_given_up_when_its_worker_is_overdue() -> None:
 
 
 def test_shorter_steps_per_token_make_a_worker_better() -> None:
-    """A worker may be the answer once its line is flatter, be it busier than before."""
+    """A worker may be the answer once its line is flatter, though a usual job, with more to prefill
+    than to write, would fare worse there than before.
+    """
     place = Place(2)
     for name, slope_s in (("w0", 3e-6), ("w1", 5e-6)):
-        place.workers[name].decode_rate = a_line(slope_s, kv_tokens=0)
+        place.workers[name].decode_rate = a_line(slope_s)
         place.change(name, decode_tokens_s=50.0)
-        place.warm(name, ("system", 125))
-    job = place.spec(("system", 125), output_tokens_max=500)
+    job = place.spec(prompt_tokens=200, output_tokens_max=2000)
     assert place.place(job).worker is place.workers["w0"]
-    worker = place.workers["w1"]
-    worker.decode_rate = a_line(1e-6, kv_tokens=650)
-    place.give(place.spec(prompt_tokens=600), "w1")
-    assert place.place(job).worker is worker
+    place.workers["w1"].decode_rate = a_line(2e-6)
+    place.change("w1", prefill_tokens_s=7000.0)
+    assert place.place(job).worker is place.workers["w1"]
 
 
 def test_a_dispatch_elsewhere_can_make_a_job_wait() -> None:

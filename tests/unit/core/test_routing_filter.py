@@ -183,19 +183,20 @@ def test_only_what_is_not_cached_takes_prefill_room(policy: str) -> None:
 
 
 def test_a_lack_of_prefill_room_is_not_told_as_full() -> None:
-    """Where a long prompt lacks only prefill room, another that is cached may still go: nobody is
-    full. Slots and KV cache lack for all that are as large.
+    """Where a long prompt lacks only what a cached one needs not, another may still go: nobody is
+    full. Slots, and KV cache for the answer, lack for all that are as large.
     """
     place = Place([a_worker(slots=3, kv_tokens_max=5000)])
     place.prefill(place.give(place.spec(prompt_tokens=10)))
     short = place.give(place.spec(prompt_tokens=10))
     long = place.place(place.spec(prompt_tokens=700))
     assert (long.worker, long.full) == (None, False)
-    large = place.place(place.spec(prompt_tokens=4900))
-    assert (large.worker, large.full) == (None, True)
     place.prefill(short)
     large = place.place(place.spec(prompt_tokens=4900))
-    assert (large.worker, large.full) == (None, True)
+    assert (large.worker, large.full) == (None, False)
+    for output_tokens, full in ((4630, False), (4631, True)):
+        wordy = place.place(place.spec(prompt_tokens=10, output_tokens_max=output_tokens))
+        assert (wordy.worker, wordy.full) == (None, full)
     place.give(place.spec(prompt_tokens=10))
     none = place.place(place.spec(prompt_tokens=1))
     assert (none.worker, none.full) == (None, True)
@@ -210,16 +211,24 @@ def test_a_backlog_past_its_bound_is_full() -> None:
     assert (found.worker, found.full) == (None, True)
 
 
-@pytest.mark.parametrize(("ratio", "home"), [(1.0, ""), (0.5, "w0"), (0.0, "w0")])
-def test_kv_room_counts_what_the_engine_uses(ratio: float, home: str) -> None:
-    """Prompts that share their beginnings take less KV cache than their lengths add up to; the
-    newcomer counts in full.
-    """
+@pytest.mark.parametrize(("base_tokens", "home"), [(0, "w0"), (1, "")])
+def test_kv_room_counts_what_the_engine_uses_beside_its_jobs(base_tokens: int, home: str) -> None:
+    """What stands there before counts once, what was given since with its expected output."""
     place = Place([a_worker(kv_tokens_max=1000)])
-    place.prefill(place.give(place.spec(prompt_tokens=750)))
-    place.change("w0", kv_use_ratio=ratio)
-    assert where(place, prompt_tokens=500) == home
-    assert where(place, prompt_tokens=901) == ""
+    place.prefill(place.give(place.spec(prompt_tokens=100)))
+    place.change("w0", kv_base_tokens=base_tokens)
+    assert where(place, prompt_tokens=750) == home
+
+
+def test_what_is_cached_takes_no_more_kv_room() -> None:
+    """A warm prompt needs room for its uncached part and its answer: 82 tokens here."""
+    place = Place([a_worker(kv_tokens_max=1000)])
+    place.warm("w0", SYSTEM)
+    place.prefill(place.give(place.spec(prompt_tokens=100)))
+    for base_tokens, home in ((718, "w0"), (719, "")):
+        place.change("w0", kv_base_tokens=base_tokens)
+        assert where(place, SYSTEM) == home
+    assert where(place, ("cold", 30)) == ""
 
 
 def test_faster_workers_hold_more_backlog_within_the_same_time() -> None:

@@ -101,8 +101,8 @@ class History:
         tokens = worker.backlog_tokens + placement.uncached_tokens
         assert not worker.backlog_tokens or tokens / rate < 0.080 + ROUNDING_S
         if worker.kv_tokens_max and worker.leases:
-            used = worker.kv_use_ratio * worker.kv_tokens
-            assert used + kv_tokens <= 0.95 * worker.kv_tokens_max
+            needed = kv_tokens - placement.hit_tokens
+            assert worker.kv_tokens_in_use + needed <= 0.95 * worker.kv_tokens_max
 
     def _report(self, worker: Worker) -> None:
         self.sequences[worker.id] += self.rng.choice([1, 1, 1, 2])

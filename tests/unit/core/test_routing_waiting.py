@@ -270,7 +270,7 @@ def test_progress_of_its_jobs_brings_a_full_holder_nearer() -> None:
 def test_a_holder_without_kv_room_is_waited_for_like_a_full_one() -> None:
     """KV cache frees when a job ends, as a slot does."""
     for output_tokens, held in ((10, True), (500, False)):
-        place = Place([a_worker("w0", kv_tokens_max=2380), a_worker("w1", index=1)])
+        place = Place([a_worker("w0", kv_tokens_max=460), a_worker("w1", index=1)])
         place.warm("w0", SYSTEM)
         place.prefill(place.give(place.spec(("x", 5)), "w0", output_tokens=output_tokens))
         placement = place.place(place.spec(SYSTEM), output_tokens=50)

@@ -8,7 +8,7 @@ from tests.unit.core.cluster import a_spec
 
 
 def a_lease(name: str = "j1", *, prefilled: bool = False) -> Lease:
-    """A lease of 100 prompt tokens, 60 of them uncached, 50 of output."""
+    """A lease of 100 prompt tokens, 60 of them uncached, 50 of output: 110 of KV cache."""
     return Lease(
         a_spec(name),
         an_attempt(),
@@ -39,10 +39,10 @@ def test_a_lease_counts_until_it_is_removed() -> None:
     lease, decoding = a_lease(), a_lease("j2", prefilled=True)
     worker.add(lease)
     worker.add(decoding)
-    assert sums(worker) == (2, 300, 60, 1)
+    assert sums(worker) == (2, 220, 60, 1)
     assert worker.mark_prefilled(lease, at_s=0.0)
     assert not worker.mark_prefilled(lease, at_s=0.0)
-    assert sums(worker) == (2, 300, 0, 2)
+    assert sums(worker) == (2, 220, 0, 2)
     assert worker.remove("acme.j1") is lease
     assert worker.remove("acme.j1") is None
     assert worker.remove("acme.j2") is decoding
@@ -50,7 +50,7 @@ def test_a_lease_counts_until_it_is_removed() -> None:
 
 
 def running(*output_tokens: int) -> Worker:
-    """A worker whose jobs have prompts of 100 tokens and wrote so many."""
+    """A worker whose jobs had 60 of 100 prompt tokens to compute and wrote so many."""
     worker = Worker("w1", 0)
     for number, tokens in enumerate(output_tokens):
         lease = a_lease(f"j{number}", prefilled=True)
@@ -59,32 +59,30 @@ def running(*output_tokens: int) -> Worker:
     return worker
 
 
-def test_kv_use_follows_what_the_engine_says() -> None:
-    """Slowly: a tenth of the way with each report, towards used ÷ (prompts + answers so far)."""
-    worker = running(100, 300)
-    worker.learn_kv_use(300)
-    assert worker.kv_use_ratio == pytest.approx(0.95)
-    for _ in range(200):
-        worker.learn_kv_use(300)
-    assert worker.kv_use_ratio == pytest.approx(0.5)
+def test_kv_in_use_is_what_was_there_and_what_jobs_add() -> None:
+    """A prefix that two hold takes its room once: 40 tokens here, though both had them as hits."""
+    worker = running(30, 20)
+    worker.learn_kv_use(60 + 30 + 60 + 20 + 40)
+    assert worker.kv_base_tokens == 40
+    assert worker.kv_tokens_in_use == 40 + 2 * (60 + 50)
 
 
-@pytest.mark.parametrize(("used", "ratio"), [(1, 0.0), (601, 1.0), (2**53, 1.0)])
-def test_kv_use_stays_between_none_and_all(used: int, ratio: float) -> None:
-    """Whatever is reported: more than the jobs' tokens is what others left there."""
-    worker = running(100, 300)
-    for _ in range(500):
+@pytest.mark.parametrize(
+    ("used", "base_tokens"), [(1, 0), (170, 0), (171, 1), (2**53, 2**53 - 170)]
+)
+def test_kv_base_is_never_less_than_nothing(used: int, base_tokens: int) -> None:
+    """Whatever is reported, and as often: each report stands alone."""
+    worker = running(30, 20)
+    for _ in range(3):
         worker.learn_kv_use(used)
-        assert 0.0 <= worker.kv_use_ratio <= 1.0
-    assert worker.kv_use_ratio == pytest.approx(ratio, abs=0.01)
+        assert worker.kv_base_tokens == base_tokens
 
 
-def test_kv_use_is_not_learned_from_nothing() -> None:
-    """An engine that reports none, and one that has only begun its prompts, tell nothing."""
-    worker = running(100)
+def test_an_engine_that_tells_nothing_counts_each_hit_in_full() -> None:
+    """Then nothing is known of what they share."""
+    worker = running(30, 20)
     worker.learn_kv_use(0)
+    assert (worker.kv_base_tokens, worker.kv_tokens_in_use) == (80, 300)
     idle = Worker("w2", 1)
-    idle.learn_kv_use(100)
-    idle.add(a_lease())
-    idle.learn_kv_use(100)
-    assert (worker.kv_use_ratio, idle.kv_use_ratio) == (1.0, 1.0)
+    idle.learn_kv_use(0)
+    assert idle.kv_tokens_in_use == 0
