@@ -83,9 +83,9 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     policy: PolicyName = "first_token"
     bias: NotNegative = 2.0
     """first_token: extra weight of uncached work, for the cache it costs others."""
-    decode_weight: NotNegative = 0.05
+    decode_weight: NotNegative = 0.025
     """first_token: γ, weight of the seconds that the job's own decoding will take there."""
-    slowdown_weight: NotNegative = 0.03
+    slowdown_weight: NotNegative = 0.02
     """first_token: weight of the seconds that its KV adds to the decoding of the jobs there."""
     interference_weight: NotNegative = 0.01
     """first_token: weight of the seconds for which its prefill holds up the jobs there."""

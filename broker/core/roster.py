@@ -9,7 +9,7 @@ take there and cost the jobs that run there.
 """
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -225,7 +225,8 @@ class Roster:
         self._by_bit: dict[int, Seat] = {}
         self._pools: dict[str, Pool] = {}
         self._turns = 0
-        self._cold: deque[Seat] = deque(maxlen=COLD_SEATS_MAX)
+        self._cold: OrderedDict[str, Seat] = OrderedDict()
+        """Those with a new cache, the oldest first."""
 
     def pool(self, model: str) -> Pool | None:
         """Return the model's pool; None when no worker ever served it."""
@@ -255,14 +256,17 @@ class Roster:
     def chilled(self, seat: Seat, *, at_s: float) -> None:
         """Note that a worker's cache is empty."""
         seat.cold_until_s, seat.cold_tokens = at_s + self._policy.warmup_s, 0
-        self._cold.append(seat)
+        self._cold[seat.worker.id] = seat
+        self._cold.move_to_end(seat.worker.id)
 
     def cold(self, pool: Pool, *, at_s: float) -> list[Seat]:
-        """List a pool's workers with an empty cache; none where that is half of it or more."""
-        while self._cold and not self._cold[0].is_cold(at_s):
-            self._cold.popleft()
-        seats = [seat for seat in self._cold if seat.is_cold(at_s) and seat.bit & pool.bits]
-        return seats if 2 * len(seats) < len(pool.order) else []
+        """List a pool's workers with an empty cache, the latest; none where most have one."""
+        while self._cold and not next(iter(self._cold.values())).is_cold(at_s):
+            self._cold.popitem(last=False)
+        if 2 * len(self._cold) >= len(pool.order):
+            return []
+        latest = islice(reversed(self._cold.values()), COLD_SEATS_MAX)
+        return [seat for seat in latest if seat.is_cold(at_s) and seat.bit & pool.bits]
 
     def leave(self, seat: Seat) -> None:
         """Forget a worker."""
@@ -272,12 +276,14 @@ class Roster:
         seat.stamp += 1
         if self._seats.get(seat.worker.id) is seat:
             del self._seats[seat.worker.id]
+            self._cold.pop(seat.worker.id, None)
 
     def gave(self, seat: Seat, *, uncached_tokens: int) -> None:
         """Put a worker behind all others of the same load: it was given a job."""
         seat.cold_tokens += uncached_tokens
         if seat.cold_tokens >= WARM_FILL_RATIO * (seat.worker.kv_tokens_max or FOREVER):
             seat.cold_until_s = 0.0
+            self._cold.pop(seat.worker.id, None)
         self._update(seat, _signature(seat.worker, seat.bit), turn=self._next_turn())
 
     def refresh(self, seat: Seat, *, bit: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from broker.core.blame import is_suspect
+from broker.core.decisions import HeldBy
 from broker.core.events import JobSpec
 from broker.core.mind import Mind
 from broker.core.placement import Router
@@ -93,6 +94,8 @@ def check_work_conservation(scheduler: Scheduler, router: Router) -> None:
     for waiting in mind.queues.waiting.values():
         if waiting.resting or is_suspect(waiting.failures, mind.policy.leases):
             continue
+        if waiting.held_by is HeldBy.AFFINITY and waiting.queue.pool.holding:
+            continue  # Its worker may have become worse since: the next tick looks again.
         placement = router.place(
             waiting.job,
             excluded=waiting.excluded,

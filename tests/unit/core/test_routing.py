@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from broker.core.decisions import Candidate
+from broker.core.policy import RoutingPolicy
 from broker.core.state import Worker
 from tests.unit.core.routing_builders import (
     CACHE_AWARE,
@@ -150,8 +151,9 @@ def test_a_long_answer_goes_where_steps_are_short(output_tokens: int, home: str)
 
 def test_the_first_token_score_is_predicted_seconds() -> None:
     """Backlog, then the own prefill weighted by 1 + bias (2) + a hundredth for each job there;
-    then the own steps at γ (0.05), and at 0.03 for each job there what the job's KV adds to them.
+    then the own steps at γ, and at the slowdown weight for each job there what its KV adds to them.
     """
+    knobs = RoutingPolicy()
     workers = [a_worker("w0", slots=9), a_worker("w1", index=1, slots=9)]
     learned(workers[1], step_s=0.03, slope_s=2e-6, kv_tokens=10_000)
     place = Place(workers, policy="first_token", hold_for_affinity=False)
@@ -168,10 +170,11 @@ def test_the_first_token_score_is_predicted_seconds() -> None:
             scores[one.worker] = one.score
             assert one.worker == name
     prefill_s = 0.005 + (3 + 4 * 0.01) * 0.05
-    assert scores["w0"] == pytest.approx(prefill_s + 0.05 * 200 / 50)
+    assert scores["w0"] == pytest.approx(prefill_s + knobs.decode_weight * 200 / 50)
     step_s = 0.015  # Half the mean at least: the line is at 0.011 for so little KV.
     growth_s = 2e-6 * 600
-    decode_s = 200 * (0.05 * (step_s + growth_s) + 0.03 * 4 * growth_s)
+    own_s, others_s = knobs.decode_weight, knobs.slowdown_weight * 4
+    decode_s = 200 * (own_s * (step_s + growth_s) + others_s * growth_s)
     assert scores["w1"] == pytest.approx(prefill_s + decode_s)
 
 
@@ -361,7 +364,7 @@ def test_an_explanation_tells_all_that_was_scored() -> None:
     assert [one.worker for one in explanation.candidates] == ["w1", "w0", "w2"]
     first, second, third = explanation.candidates
     own_s = (job.prompt_tokens - placement.hit_tokens) / 8000
-    decode_s = 0.05 * job.output_tokens_max / 50
+    decode_s = RoutingPolicy().decode_weight * job.output_tokens_max / 50
     assert first.score == pytest.approx(3 * own_s + decode_s)
     assert second.score == pytest.approx(3 * job.prompt_tokens / 8000 + decode_s + 0.05)
     assert third.score == second.score

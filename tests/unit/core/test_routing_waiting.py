@@ -13,7 +13,7 @@ from tests.unit.core.routing_builders import (
     where,
 )
 
-DECODE_S = 0.05 * 50 / 50
+DECODE_S = RoutingPolicy().decode_weight * 50 / 50
 """What 50 tokens at 50 a second add to a score (γ = 0.05)."""
 
 
