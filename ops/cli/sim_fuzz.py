@@ -67,8 +67,9 @@ def _found(seeds: Sequence[int], *, jobs: int) -> "Iterator[Found]":
     from multiprocessing import get_context
 
     from broker.sim.fuzz import fuzz_seed
+    from ops.cli.sim_child import end_with_parent
 
-    with get_context("spawn").Pool(jobs) as pool:
+    with get_context("spawn").Pool(jobs, initializer=end_with_parent) as pool:
         yield from pool.imap(fuzz_seed, seeds, chunksize=CHUNK_SEEDS)
 
 

@@ -26,6 +26,7 @@ from broker.sim.errors import SimError
 from broker.sim.request import Workload
 from broker.sim.runs import Outcome, Setting, run
 from ops.cli.errors import CommandError
+from ops.cli.sim_child import end_with_parent
 from ops.cli.sim_point import Point
 
 OURS_COST = 4
@@ -127,6 +128,7 @@ class _Here:
 
 
 def _begin(point: Point, said: "SimpleQueue[Said]", stop: Event) -> None:
+    end_with_parent()
     _Here.workload, _Here.said, _Here.stop = point.workload(), said, stop
 
 
