@@ -37,6 +37,9 @@ worker."""
 STEP_DISPATCHES_MAX = 256
 """Jobs of one pool that a step sends at most; the next step, if only a tick, goes on from there."""
 
+SETTLE_DISPATCHES_MAX = 8
+"""The same, of `Scheduler.settle`, which is asked again for the rest: about a millisecond."""
+
 SKIPS = 64
 """How far it is walked past jobs that are surely too large: that costs next to nothing."""
 
@@ -51,8 +54,14 @@ class Order:
         self._mind = mind
         self._gate = gate
 
-    def dispatch(self) -> None:
-        """Dispatch all that may go now."""
+    @property
+    def has_more(self) -> bool:
+        """Whether a pool was left in the middle of its dispatches."""
+        pools = self._mind.queues.pools.values()
+        return any(not pool.settled and not pool.closed and pool.waiting for pool in pools)
+
+    def dispatch(self, *, dispatches_max: int = STEP_DISPATCHES_MAX) -> None:
+        """Dispatch all that may go now, of each pool so many at most."""
         mind = self._mind
         released = mind.quotas.released
         if released:
@@ -63,7 +72,7 @@ class Order:
             self._dispatch_alone(waiting)
         for pool in mind.queues.pools.values():
             if not pool.settled:
-                self._dispatch_pool(pool)
+                self._dispatch_pool(pool, dispatches_max)
 
     def _newcomers(self) -> list[Waiting]:
         """Return who came alone to a pool where nobody else may go; of several, the best goes."""
@@ -84,9 +93,9 @@ class Order:
         if placement is not None:
             self._give(waiting, placement, Way.PRIORITY)
 
-    def _dispatch_pool(self, pool: Pool) -> None:
+    def _dispatch_pool(self, pool: Pool, dispatches_max: int) -> None:
         pool.holding = False
-        for _ in range(STEP_DISPATCHES_MAX):
+        for _ in range(dispatches_max):
             chosen = self._choose(pool) if pool.waiting and not pool.closed else None
             if chosen is None:
                 pool.settled = True

@@ -33,7 +33,7 @@ from broker.core.events import (
 from broker.core.gate import Gate
 from broker.core.leases import Leases
 from broker.core.mind import Mind
-from broker.core.order import Order
+from broker.core.order import SETTLE_DISPATCHES_MAX, STEP_DISPATCHES_MAX, Order
 from broker.core.placement import Router
 from broker.core.policy import BandPolicy, Policy
 from broker.core.queues import AGED_BANDS, Waiting
@@ -82,12 +82,23 @@ class Scheduler:
         mind = self._mind
         mind.at_s = max(mind.at_s, event.at_s)
         self._take(event)
-        return self.settle() if settles else self._taken_out()
+        if settles:
+            self._settle(STEP_DISPATCHES_MAX)
+        return self._taken_out()
 
     def settle(self) -> list[Decision]:
-        """Dispatch what may go after events that did not settle, and tell those that wait."""
-        self._settle()
+        """Dispatch what may go after events that did not settle, and tell those that wait.
+
+        A few dispatches at most: while `is_unsettled`, there are more, and it is asked again.
+        """
+        self._settle(SETTLE_DISPATCHES_MAX)
         return self._taken_out()
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether `settle` has more to dispatch."""
+        mind = self._mind
+        return mind.dispatching and mind.link_up and self._order.has_more
 
     def _taken_out(self) -> list[Decision]:
         mind = self._mind
@@ -180,11 +191,13 @@ class Scheduler:
             mind.queues.remove(waiting)
             mind.out.append(refused)
 
-    def _settle(self) -> None:
-        """Dispatch what may go, and tell those that wait."""
+    def _settle(self, dispatches_max: int) -> None:
+        """Dispatch what may go, and tell those that wait, once it is known who does."""
         mind = self._mind
         if mind.dispatching and mind.link_up:
-            self._order.dispatch()
+            self._order.dispatch(dispatches_max=dispatches_max)
+            if dispatches_max < STEP_DISPATCHES_MAX and self._order.has_more:
+                return
         for waiting in mind.arrivals:
             if mind.queues.waiting.get(waiting.job.key) is waiting:
                 self._settle_down(waiting)

@@ -116,6 +116,8 @@ class Loop:
         self._outbox: Outbox | None = None
         self._endings: Endings | None = None
         self._epoch = 0
+        self._has_more = False
+        """The mind has more to dispatch than it did in one go."""
         self._turned_at_s = time.monotonic()
         self.dropped = 0
 
@@ -166,7 +168,7 @@ class Loop:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                while self._inbox:
+                while self._inbox or self._has_more:
                     self._slice()
                     await asyncio.sleep(0)
 
@@ -213,7 +215,9 @@ class Loop:
         return decisions
 
     def _settle(self) -> None:
+        self._has_more = False  # Should it raise, the next event comes first.
         self._carry_all(self.scheduler.settle(), self._now())
+        self._has_more = self.scheduler.is_unsettled
 
     def _carry_all(self, decisions: list[do.Decision], at_s: float) -> None:
         for decision in decisions:

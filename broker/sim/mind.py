@@ -1,8 +1,7 @@
 """The real mind in the simulation: `broker.core` behind a network of agents, in virtual time.
 
-Events and decisions are the service's own; only the clock and the wire differ. What a message takes
-on its way, and whether it arrives, is `Network`. A terminal record stands as soon as the world says
-that a request ended: an agent that is given such a job finds the record and does not run it.
+Only clock and wire differ from the service; what messages take on their way is `Network`. A record
+stands once the world says that a request ended: an agent that is given such a job does not run it.
 """
 
 import random
@@ -116,14 +115,12 @@ class MindRouter:
         self._rng = random.Random(seed)
         self.wire = Wire(network, self._rng)
         self.epoch = EPOCH
-        self.leads = True
-        """False between the end of one leader and the start of the next."""
+        self.leads = True  # False between the end of one leader and the start of the next.
         self.scheduler = self._make_scheduler()
         self.agents: dict[str, Agent] = {}
         self._requests: dict[str, Request] = {}
         self._jobs: dict[str, JobSpec] = {}
-        self._failures: dict[str, tuple[Failure, ...]] = {}
-        """Of failed attempts, as persisted for a next leader."""
+        self._failures: dict[str, tuple[Failure, ...]] = {}  # As persisted for a next leader.
         self._terms = terms or {}
         self._observer = observer
         self._timer = timer
@@ -302,15 +299,20 @@ class MindRouter:
 
     def _step(self, event: Event) -> None:
         """Take an event; those of one instant are settled together, as one turn of the loop is."""
+        self._settle_at(event.at_s)
+        self._timed(partial(self.scheduler.step, event, settles=False), event.at_s, event)
+
+    def _settle_at(self, at_s: float) -> None:
         if not self._settling:
             self._settling = True
-            self._world.call_at(event.at_s, self._settle)
-        self._timed(partial(self.scheduler.step, event, settles=False), event.at_s, event)
+            self._world.call_at(at_s, self._settle)
 
     def _settle(self, at_s: float) -> None:
         self._settling = False
         if self.leads:
             self._timed(self.scheduler.settle, at_s, None)
+            if self.scheduler.is_unsettled:
+                self._settle_at(at_s)
 
     def _timed(self, step: Callable[[], list[Decision]], at_s: float, event: Event | None) -> None:
         timer = self._timer

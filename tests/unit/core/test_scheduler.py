@@ -12,13 +12,14 @@ from msgspec import structs
 from broker.core.decisions import Dispatch, Expire, HeldBy, Queued, Release, Requeue
 from broker.core.events import (
     DispatchAllowed,
+    JobHeld,
     LinkChanged,
     PolicyChanged,
     QueueDepth,
     Tick,
     Unanswered,
 )
-from broker.core.order import STEP_DISPATCHES_MAX
+from broker.core.order import SETTLE_DISPATCHES_MAX, STEP_DISPATCHES_MAX
 from broker.core.policy import DEFAULT_BANDS, LanePolicy, LeasePolicy, QuotaRow, RoutingPolicy
 from broker.core.scheduler import TICK_JOBS_MAX
 from broker.wire.messages import Reason
@@ -365,6 +366,23 @@ def test_a_crowd_is_dealt_with_over_several_ticks() -> None:
         cluster.answer(dispatch, Unanswered.UNSENT)
     assert len(of(Dispatch, cluster.tick(0.5))) == TICK_JOBS_MAX
     assert len(of(Dispatch, cluster.tick())) == 10
+
+
+def test_a_settlement_is_cut_into_turns_of_the_loop() -> None:
+    """A burst is dispatched a few jobs at a time, and nobody is told to wait who goes next."""
+    cluster = Cluster()
+    cluster.join("w1", slots=100)
+    scheduler, jobs = cluster.scheduler, 2 * SETTLE_DISPATCHES_MAX + 3
+    for number in range(jobs):
+        job = a_spec(f"b{number}", stream_sequence=number + 1, enqueued_at_s=cluster.at_s)
+        assert scheduler.step(JobHeld(cluster.at_s, job), settles=False) == []
+    turns = [len(of(Dispatch, scheduler.settle()))]
+    while scheduler.is_unsettled:
+        decisions = scheduler.settle()
+        assert all(isinstance(one, Dispatch) for one in decisions)
+        turns.append(len(decisions))
+    assert turns == [SETTLE_DISPATCHES_MAX, SETTLE_DISPATCHES_MAX, 3]
+    assert scheduler.settle() == []
 
 
 def test_the_router_and_the_leases_follow_the_policy() -> None:
