@@ -1,8 +1,8 @@
 """The choice of a worker: filter, score, pick; the lowest score wins.
 
 Reuse of a cached prefix pulls jobs together, load pushes them apart; the score weighs both
-(`scoring`). Only `candidates` need a score: holders of the prefix, and the least loaded that holds
-none of it.
+(`scoring`). Only `candidates` need a score: holders of the prefix, and the least loaded few that
+hold none of it.
 
 Jobs wait at the broker, not in workers (late binding). A job whose best worker has no room waits
 for it while that worker, wait included, is still better than the best one with room, and for no

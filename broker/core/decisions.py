@@ -19,7 +19,7 @@ class HeldBy(StrEnum):
     ROOM = "room"
     """No worker with room (step two)."""
     AFFINITY = "affinity"
-    """It waits for the worker that holds its prefix."""
+    """It waits for a worker that is better than any with room: by its cache, or otherwise."""
     ORDER = "order"
     """Others were before it."""
     BACK_OFF = "back_off"

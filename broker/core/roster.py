@@ -255,7 +255,11 @@ class Roster:
 
     def chilled(self, seat: Seat, *, at_s: float) -> None:
         """Note that a worker's cache is empty."""
+        warm = sum(not one.is_cold(at_s) for one in self._seats.values() if one is not seat)
         seat.cold_until_s, seat.cold_tokens = at_s + self._policy.warmup_s, 0
+        if 2 * warm < len(self._seats):
+            self._cold.pop(seat.worker.id, None)
+            return  # A fleet that starts as a whole fills itself: nobody must be forced on it.
         self._cold[seat.worker.id] = seat
         self._cold.move_to_end(seat.worker.id)
 
