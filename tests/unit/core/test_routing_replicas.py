@@ -100,3 +100,14 @@ def test_a_cache_that_is_half_full_is_no_longer_empty() -> None:
     assert where(place, SYSTEM) == "w7"
     place.run(place.spec(prompt_tokens=10), "w7")
     assert where(place, SYSTEM) != "w7"
+
+
+def test_a_fleet_that_starts_as_a_whole_is_not_forced_upon() -> None:
+    """Its first workers to fill don't make a duty of the last: what is cached stays where it is."""
+    place = Place(4, forced_share=1.0)
+    place.at_s = 1.0  # All joined at 0.
+    for name in ("w0", "w1", "w2"):
+        place.change(name, kv_tokens_max=10_000)
+        place.run(place.spec(prompt_tokens=5000), name)
+    place.warm("w0", SYSTEM)
+    assert where(place, SYSTEM) == "w0"
