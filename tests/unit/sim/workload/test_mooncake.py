@@ -135,7 +135,9 @@ def test_bad_line_is_named(tmp_path: Path, *, line: bytes, problem: str) -> None
     assert caught.value.line == 3
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n", gzip.compress(b"")])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n \n", gzip.compress(b"")], ids=["nothing", "blank", "gzip of nothing"]
+)
 def test_empty_file_says_so(tmp_path: Path, *, content: bytes) -> None:
     """A file without rows is no workload."""
     path = tmp_path / "t.jsonl"
