@@ -1,6 +1,11 @@
-"""A peer's policy in the simulation: each request is bound to a worker when it arrives."""
+"""A peer's policy in the simulation: each request is bound to a worker when it arrives.
+
+The request is on its way for a hop then, as ours are; what happens at engines the peer sees at
+once.
+"""
 
 from collections import Counter
+from functools import partial
 
 from broker.sim.host import Host
 from broker.sim.peers.base import Peer
@@ -51,6 +56,10 @@ class Seat:
         """Prompt tokens that the engine's cache would serve now."""
         return self.host.model.match_tokens(sequence_request(request))
 
+    def has(self, request: Request) -> bool:
+        """Say whether a request was given and has not ended."""
+        return request.index in self._uncached
+
     def indices(self) -> list[int]:
         """List the requests given and not ended, in the order in which they came."""
         return list(self._uncached)
@@ -89,9 +98,10 @@ class Seat:
 class ArrivalRouter:
     """Binds on arrival. What a lost worker ran is given anew at once, as retrying clients do."""
 
-    def __init__(self, world: World, peer: Peer) -> None:
+    def __init__(self, world: World, peer: Peer, *, hop_s: float = 0.0) -> None:
         self._world = world
         self._peer = peer
+        self._hop_s = hop_s
         self._seats: dict[int, Seat] = {}
         self._stranded: list[Request] = []
 
@@ -110,7 +120,15 @@ class ArrivalRouter:
             return
         seat = seats[self._peer.choose(request, seats, at_s=at_s)]
         seat.given(request)
-        self._world.submit(request, seat.host, at_s=at_s)
+        if self._hop_s:
+            self._world.call_at(at_s + self._hop_s, partial(self._reached, request, seat))
+        else:
+            self._reached(request, seat, at_s)
+
+    def _reached(self, request: Request, seat: Seat, at_s: float) -> None:
+        """Submit what came to its engine; one that was lost meanwhile has given it to another."""
+        if self._seats.get(seat.id) is seat and seat.has(request):
+            self._world.submit(request, seat.host, at_s=at_s)
 
     def first_token(self, request: Request, host: Host, *, cached_tokens: int, at_s: float) -> None:
         """Count a prompt as prefilled."""

@@ -132,7 +132,8 @@ def run_world(
 ) -> list[float]:
     """Run a world under a contestant; returns the real seconds of its steps, where timed."""
     if contestant.peer is not None:
-        world.run(ArrivalRouter(world, contestant.peer(random.Random(seed))))
+        peer = contestant.peer(random.Random(seed))
+        world.run(ArrivalRouter(world, peer, hop_s=network.hop_s))
         return []
     assert contestant.policy is not None, "a contestant is ours or a peer"
     policy = replace(

@@ -20,6 +20,7 @@ from broker.sim.decision_trace import is_traceable
 from broker.sim.decisions import LoggedJob
 from broker.sim.logged_prefixes import LoggedPrefixes
 from broker.sim.mind import MODEL, MindRouter, Terms
+from broker.sim.network import NETWORK
 from broker.sim.peers.base import Peer
 from broker.sim.replay_figures import Ending, Seen
 from broker.sim.request import Request, Workload
@@ -186,7 +187,7 @@ def simulated(
         router = MindRouter(world, policy, seed=0, terms=replayed.terms, observer=endings)
         world.run(router)
     elif peer is not None:
-        world.run(ArrivalRouter(world, peer))
+        world.run(ArrivalRouter(world, peer, hop_s=NETWORK.hop_s))
     return [_seen(world, request, endings) for request in requests]
 
 

@@ -102,12 +102,14 @@ def some_changes() -> st.SearchStrategy[list[FleetChange]]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(some_requests(), some_changes())
-def test_seats_count_what_is_open(requests: list[Request], changes: list[FleetChange]) -> None:
+@given(some_requests(), some_changes(), st.sampled_from((0.0, 0.0005, 0.3)))
+def test_seats_count_what_is_open(
+    requests: list[Request], changes: list[FleetChange], hop_s: float
+) -> None:
     """After any arrivals, first tokens, ends and changes each sum is that of the open requests."""
     books = Bookkeeper()
     world = a_world(*requests, workers=3, changes=changes, profile=SMALL)
-    world.run(ArrivalRouter(world, books))
+    world.run(ArrivalRouter(world, books, hop_s=hop_s))
     assert books.looks >= len(requests)
     assert not any(world.records.refused)
     for seat in books.seats.values():
@@ -175,3 +177,14 @@ def test_a_policy_is_told_of_a_lost_cache(change: Change, seats: int) -> None:
     assert list(world.records.attempts) == [2, 1]
     assert world.records.given_s[0] == 1.0
     assert len(router._seats) == seats
+
+
+@pytest.mark.parametrize(("change", "host"), [(Change.LOSE, 1), (Change.RESTART, 0)])
+def test_what_a_lost_worker_never_got_goes_to_another(change: Change, host: int) -> None:
+    """A request is on its way for a hop; its engine is gone when it comes: it is given anew."""
+    lost = FleetChange(at_s=1.1, change=change, host=0)
+    world = a_world(a_request(0, 1.0), workers=2, changes=(lost,))
+    world.run(ArrivalRouter(world, Bookkeeper(), hop_s=0.2))
+    assert list(world.records.attempts) == [1]
+    assert world.records.given_s[0] == pytest.approx(1.3)
+    assert world.records.host[0] == host

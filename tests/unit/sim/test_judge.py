@@ -14,6 +14,7 @@ import pytest
 
 from broker.sim.contestants import contestant
 from broker.sim.figures import Figures
+from broker.sim.network import Network
 from broker.sim.request import Workload
 from broker.sim.runs import Setting, run
 from broker.sim.workload.loading import load
@@ -89,7 +90,10 @@ def a_trace(name: str) -> Workload:
 
 def a_run(row: Row) -> Figures:
     """Run what a row tells of."""
-    setting = Setting(workers=8, blocks_per_worker=2000, speed=float(row.speed))
+    no_hop = Network(hop_s=0.0)  # The peer's replay has none.
+    setting = Setting(
+        workers=8, blocks_per_worker=2000, speed=float(row.speed), network=no_hop
+    )
     return run(a_trace(row.trace), contestant(row.policy), setting).figures
 
 

@@ -13,6 +13,7 @@ from broker.sim.decisions import LoggedJob
 from broker.sim.errors import SimError
 from broker.sim.logged_engine import logged_engine
 from broker.sim.mind import MODEL
+from broker.sim.network import NETWORK
 from broker.sim.replay import as_workload, for_one_model, replayable
 from broker.sim.replay_figures import Ending, Row
 from broker.sim.replay_run import Plan, ReplayReport, replay
@@ -101,7 +102,7 @@ def test_policy_of_a_router() -> None:
     jobs = a_day(120)
     found = replay(jobs, a_plan(jobs, policy="least-requests"))
     assert found.binds_on_arrival
-    assert whole(found).changed.queue_s.mean == 0
+    assert whole(found).changed.queue_s.mean == pytest.approx(NETWORK.hop_s)
     with pytest.raises(SimError, match="knows no quotas; with --quotas take one of the broker's"):
         replay(jobs, a_plan(jobs, policy="least-requests", quotas=TIGHT))
 
