@@ -91,9 +91,7 @@ def a_trace(name: str) -> Workload:
 def a_run(row: Row) -> Figures:
     """Run what a row tells of."""
     no_hop = Network(hop_s=0.0)  # The peer's replay has none.
-    setting = Setting(
-        workers=8, blocks_per_worker=2000, speed=float(row.speed), network=no_hop
-    )
+    setting = Setting(workers=8, blocks_per_worker=2000, speed=float(row.speed), network=no_hop)
     return run(a_trace(row.trace), contestant(row.policy), setting).figures
 
 
