@@ -180,9 +180,11 @@ class Chooser:
         warm = self._best([one for one in scored if self._is_worth_waiting(one, free)])
         since_s = at_s if known.held_since_s is None else known.held_since_s
         known.held_since_s = None if warm is None else since_s
-        if warm is None or at_s - since_s >= free.score - warm.score:
+        if warm is None:
             return _answer(known, free)
-        ends_at_s = since_s + (free.score - warm.score)
+        ends_at_s = since_s + self._gain_s(warm, free)
+        if at_s >= ends_at_s:
+            return _answer(known, free)
         return _answer(known, warm, held_until_s=ends_at_s)
 
     def _forced(self, known: Known, pool: Pool, at_s: float) -> Scored | None:
@@ -239,9 +241,17 @@ class Chooser:
     def _is_worth_waiting(self, one: Scored, free: Scored) -> bool:
         return (
             not one.fits
-            and one.score + self._tie < free.score
+            and self._gain_s(one, free) > self._tie
             and one.ttft_s - free.ttft_s <= self._policy.hold_s_max
         )
+
+    def _gain_s(self, one: Scored, free: Scored) -> float:
+        """Tell by how much waiting for a worker beats going to a free one.
+
+        Quicker decoding counts in part: it comes late and is a guess, the wait comes first.
+        """
+        unsure = 1.0 - self._policy.hold_decode_share
+        return free.score - one.score - unsure * (free.decode_s - one.decode_s)
 
     def _best(self, scored: Sequence[Scored]) -> Scored | None:
         """Pick the lowest score; among equals, mostly who was given nothing for longest."""

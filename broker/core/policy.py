@@ -83,9 +83,9 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     policy: PolicyName = "first_token"
     bias: NotNegative = 2.0
     """first_token: extra weight of uncached work, for the cache it costs others."""
-    decode_weight: NotNegative = 0.025
+    decode_weight: NotNegative = 0.06
     """first_token: γ, weight of the seconds that the job's own decoding will take there."""
-    slowdown_weight: NotNegative = 0.02
+    slowdown_weight: NotNegative = 0.04
     """first_token: weight of the seconds that its KV adds to the decoding of the jobs there."""
     interference_weight: NotNegative = 0.01
     """first_token: weight of the seconds for which its prefill holds up the jobs there."""
@@ -116,6 +116,8 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     hold_for_affinity: bool = True
     """A job waits for its best worker while that, wait included, is better than the best free
     one."""
+    hold_decode_share: Share = 0.4
+    """What the two decode weights count when a worker is waited for: the wait is certain."""
     hold_s_max: NotNegative = 0.5
     """A job is not held for a worker whose first token would come later by more than this."""
     kv_fill_ratio_max: Share = 0.95

@@ -62,6 +62,8 @@ class Scored:
     is_cold: bool = False
     """Its cache is new: it is filled first, by counting half its load."""
     score: float = 0.0
+    decode_s: float = 0.0
+    """Of the score, what stands for decoding."""
 
     @property
     def ttft_s(self) -> float:
@@ -90,10 +92,11 @@ def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
     """Predict seconds, the job's own and (in part) those it costs others."""
     seat = scored.seat
     weight = 1 + policy.bias + policy.interference_weight * len(seat.worker.leases)
-    load_s = scored.wait_s + seat.decode_cost_s(
+    load_ratio = COLD_LOAD_RATIO if scored.is_cold else 1.0
+    scored.decode_s = load_ratio * seat.decode_cost_s(
         policy, need.kv_tokens - scored.hit_tokens, need.output_tokens
     )
-    return (COLD_LOAD_RATIO * load_s if scored.is_cold else load_s) + weight * scored.prefill_s
+    return load_ratio * scored.wait_s + scored.decode_s + weight * scored.prefill_s
 
 
 def weighted(policy: RoutingPolicy, need: Need, scored: Scored) -> float:

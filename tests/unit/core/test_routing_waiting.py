@@ -14,7 +14,7 @@ from tests.unit.core.routing_builders import (
 )
 
 DECODE_S = RoutingPolicy().decode_weight * 50 / 50
-"""What 50 tokens at 50 a second add to a score (γ = 0.05)."""
+"""What 50 tokens at 50 a second add to a score."""
 
 
 @pytest.mark.parametrize("policy", CACHE_AWARE)
@@ -155,6 +155,22 @@ def test_without_holding_a_better_worker_is_not_waited_for() -> None:
     place.give(place.spec(("other", 10)), "w0")
     assert where(place, SYSTEM) == "w1"
     assert where(place, ("own", 30)) == "w1"
+
+
+@pytest.mark.parametrize(("share", "held"), [(0.0, ""), (0.3, ""), (0.5, "w0"), (1.0, "w0")])
+def test_quicker_decoding_counts_in_part_where_it_must_be_waited_for(
+    share: float, held: str
+) -> None:
+    """w0 decodes in half the time, which is worth 0.2 s by weight; its backlog takes 0.08 s more.
+
+    Of two with room it is the better one, whatever the share.
+    """
+    place = Place(2, decode_weight=0.2, hold_decode_share=share, backlog_s_max=0.05)
+    place.change("w0", decode_tokens_s=100.0)
+    assert where(place, ("own", 1), output_tokens_max=100) == "w0"
+    place.give(place.spec(prompt_tokens=640), "w0")
+    placement = place.place(place.spec(("own", 1), output_tokens_max=100))
+    assert placement.held_for == held
 
 
 def test_no_hold_where_nobody_has_room() -> None:
