@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from broker.service.snapshot import LaneView, QueueView, RowView, StatusView, WorkerView
+from broker.service.snapshot import LaneView, PoolView, QueueView, RowView, StatusView, WorkerView
 
 
 def a_worker_view(**fields: Any) -> WorkerView:
@@ -43,13 +43,29 @@ def a_queue_view(**fields: Any) -> QueueView:
     return QueueView(**{**defaults, **fields})
 
 
+def a_pool_view(**fields: Any) -> PoolView:
+    """Model `tiny` on two workers; people wait, and batch gets its share only."""
+    defaults: dict[str, Any] = {
+        "model": "tiny",
+        "workers": 2,
+        "slots": 8,
+        "inflight_jobs": 5,
+        "pressure": "hold_batch",
+        "online_wait_s": 6.5,
+        "fairness_gap": 900.0,
+        "fairness_bound": 12_000.0,
+        "work_tokens": ((1, "priority", 5000.0), (3, "share", 250.0)),
+    }
+    return PoolView(**{**defaults, **fields})
+
+
 def a_lane_view(**fields: Any) -> LaneView:
     """Lane `acme` with one queue and one row."""
     defaults: dict[str, Any] = {
         "lane": "acme",
         "paused": False,
         "queues": (a_queue_view(),),
-        "rows": (RowView(row="band=1", inflight_jobs=2, inflight_jobs_max=200),),
+        "rows": (RowView(row="band=1", inflight_jobs=2, inflight_jobs_max=200, lent_jobs=7),),
     }
     return LaneView(**{**defaults, **fields})
 
@@ -64,6 +80,7 @@ def a_status_view(**fields: Any) -> StatusView:
         "held_bytes": 6000,
         "inflight_jobs": 2,
         "held_bytes_max": 512 * 1024 * 1024,
+        "pools": (a_pool_view(),),
     }
     return StatusView(**{**defaults, **fields})
 

@@ -1,7 +1,8 @@
 """The door: whether a job may wait here at all. A refusal changes nothing.
 
 What is refused is told at once, with the row, what is used of it, its limit, and when to try again.
-Batch is never `queue_full` here: its stream is its bound.
+Batch is bounded by its stream; what is submitted while online jobs wait too long is refused as
+`queue_full` too (`pressure`). A deadline that would pass while the job waits is told at once.
 """
 
 from broker.core.blame import is_ended
@@ -10,10 +11,15 @@ from broker.core.estimates import Estimates
 from broker.core.events import JobSpec
 from broker.core.mind import Mind
 from broker.core.policy import LanePolicy
+from broker.core.pressure import is_refusing
 from broker.core.queues import Queue, Waiting
-from broker.core.quotas import Refusal, jobs_refusal, never_fits, queue_refusal, refusal
+from broker.core.quotas import jobs_refusal, never_fits, queue_refusal, refusal
+from broker.core.rows import Refusal
 from broker.wire.ids import BATCH_BAND
 from broker.wire.messages import Reason
+
+PRESSURE_ROW = "pressure"
+"""What refuses batch while online jobs wait too long, in place of a quota row."""
 
 RETRY_AFTER_S_MIN = 1.0
 """A refusal stands as a record for this long at least: sooner, the next try would only find it."""
@@ -89,13 +95,43 @@ class Door:
         never = self._never(job, queue, work_tokens)
         if never is not None:
             return never
-        if not mind.dispatching or job.failures or job.band == BATCH_BAND:
+        if not mind.dispatching or job.failures:
             return None
+        if job.band == BATCH_BAND:
+            return self._pressed(job, queue)
         full = queue_refusal(queue.rows)
-        if full is None or self._may_start(job, queue, work_tokens):
+        if full is None and job.deadline_at_s is None:
             return None
-        after_s = self._estimates.retry_after_s(queue)
-        return _refused(job, Reason.QUEUE_FULL, full, retry_after_s=after_s)
+        if self._may_start(job, queue, work_tokens):
+            return None
+        if full is not None:
+            after_s = self._estimates.retry_after_s(queue)
+            return _refused(job, Reason.QUEUE_FULL, full, retry_after_s=after_s)
+        return self._infeasible(job, queue)
+
+    def _pressed(self, job: JobSpec, queue: Queue) -> Reject | None:
+        """Say whether online jobs wait so long that new batch has to come later."""
+        pool = queue.pool
+        if not is_refusing(pool, band=job.band, enqueued_at_s=job.enqueued_at_s):
+            return None
+        limit_s = self._mind.policy.pressure.refuse_batch_wait_s
+        after_s = _bounded(pool.online_wait_s)
+        return Reject(
+            job.key, Reason.QUEUE_FULL, PRESSURE_ROW, pool.online_wait_s, limit_s, after_s
+        )
+
+    def _infeasible(self, job: JobSpec, queue: Queue) -> Reject | None:
+        """Say whether a job would wait until its time is over; without workers nobody knows."""
+        if job.deadline_at_s is None or not queue.pool.slots:
+            return None
+        position = queue.position_at(self._mind.queues.due_at_s(job, queue))
+        wait_s = self._estimates.wait_s(queue, position=position)
+        left_s = job.deadline_at_s - self._mind.at_s
+        if wait_s <= left_s:
+            return None
+        after_s = _bounded(self._estimates.retry_after_s(queue))
+        row = f"lane={job.lane} band={job.band} deadline"
+        return Reject(job.key, Reason.DEADLINE_INFEASIBLE, row, wait_s, left_s, after_s)
 
     def _never(self, job: JobSpec, queue: Queue, work_tokens: float) -> Reject | None:
         never = never_fits(queue.rows, work_tokens)

@@ -6,7 +6,7 @@ Both are counted in weighted tokens, in the manner of a deficit counter (Shreedh
   or in idle capacity counts, so people pay only for what is missing.
 - *Aging*: a job that has waited longer than its band's `aging_s` competes one band up, once. Bands
   2-3 together take at most `aged_share_max` of the work by exceptions while higher bands have
-  demand.
+  demand, and batch (which ages when its window is at risk) as much of what bands 0-2 would have.
 
 Neither credit is banked: demand that could not run (no room, a quota) is owed at most
 `CREDIT_TOKENS_MAX`, and so is idle capacity used ahead of the share. Re-sorting everything by
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from broker.core.policy import BandPolicy
-from broker.wire.ids import BANDS
+from broker.wire.ids import BANDS, BATCH_BAND
 
 CREDIT_TOKENS_MAX = 16_384.0
 """Most that a band can be owed or be ahead: about four chat jobs, so a burst after a block is
@@ -44,6 +44,7 @@ class BandShares:
     def __init__(self) -> None:
         self._owed = [0.0 for _ in BANDS]
         self._exception_credit = 0.0
+        self._batch_credit = 0.0
         self.work: dict[tuple[int, Way], float] = {}
         """Weighted tokens dispatched, by band and way: how much each exception took."""
 
@@ -72,7 +73,14 @@ class BandShares:
         if band < LOW_BAND_MIN:
             return True
         jobs = waiting_jobs[band]
-        return jobs > 0 and self._exception_credit >= _whole_job(work_tokens[band], jobs)
+        if not jobs:
+            return False
+        whole_job = _whole_job(work_tokens[band], jobs)
+        if band == BATCH_BAND and self._batch_credit < whole_job:
+            return False
+        if band == BATCH_BAND and not any(waiting_jobs[:LOW_BAND_MIN]):
+            return True
+        return self._exception_credit >= whole_job
 
     def dispatched(
         self,
@@ -96,12 +104,15 @@ class BandShares:
         if way is Way.PRIORITY:
             behind = max(behind, min(owed[band], -CREDIT_TOKENS_MAX))
         owed[band] = behind
-        credit = self._exception_credit + aged_share_max * cost_tokens
-        if way is not Way.PRIORITY and band >= LOW_BAND_MIN:
-            credit -= cost_tokens
+        earned = aged_share_max * cost_tokens
+        taken = 0.0 if way is Way.PRIORITY else cost_tokens
         # Without higher demand nothing is taken from anyone, and nothing is saved up.
+        credit = self._exception_credit + earned - (taken if band >= LOW_BAND_MIN else 0.0)
         credit_max = CREDIT_TOKENS_MAX if any(waiting_jobs[:LOW_BAND_MIN]) else 0.0
         self._exception_credit = min(credit, credit_max)
+        credit = self._batch_credit + earned - (taken if band == BATCH_BAND else 0.0)
+        credit_max = CREDIT_TOKENS_MAX if any(waiting_jobs[:BATCH_BAND]) else 0.0
+        self._batch_credit = min(credit, credit_max)
 
 
 def _whole_job(work_tokens: float, jobs: int) -> float:

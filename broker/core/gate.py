@@ -15,8 +15,10 @@ from broker.core.decisions import HeldBy
 from broker.core.events import JobSpec
 from broker.core.mind import Mind
 from broker.core.placement import Placement
+from broker.core.pressure_step import Step
 from broker.core.queues import Pool, Waiting
-from broker.core.quotas import Refusal, jobs_refusal, refusal
+from broker.core.quotas import jobs_refusal, refusal
+from broker.core.rows import Borrow, Refusal
 
 HOLD_LOOK_S = 0.01
 """Jobs held for a worker are looked at again this often even if nothing changed: a hold ends by
@@ -55,10 +57,19 @@ class Gate:
             waiting.held_by = HeldBy.ROOM if pool.workers else HeldBy.NO_WORKERS
         return needless
 
-    def look(self, waiting: Waiting) -> Placement | None:
+    def batch_bound(self, pool: Pool, *, by_share: bool) -> HeldBy | None:
+        """Say what keeps all batch jobs of a pool; `by_share`: one is owed its guaranteed share."""
+        if not by_share and pool.pressure >= Step.HOLD_BATCH:
+            return HeldBy.PRESSURE
+        floor_share = self._mind.policy.pressure.online_floor_share
+        if pool.inflight_batch_jobs >= pool.batch_jobs_max(floor_share):
+            return HeldBy.FLOOR if pool.slots else HeldBy.NO_WORKERS
+        return None
+
+    def look(self, waiting: Waiting, *, borrow: Borrow = Borrow.ANY) -> Placement | None:
         """Find where a job may go now, through both steps; else note what holds it."""
         mind, queue = self._mind, waiting.queue
-        blocked = jobs_refusal(queue.rows)
+        blocked = jobs_refusal(queue.rows, borrow=borrow)
         if blocked is not None:
             self.hold(waiting, HeldBy.QUOTA, blocked)
             return None
@@ -72,7 +83,8 @@ class Gate:
         if placement.worker is None or placement.worker.id in apart:
             self._hold_back(waiting, placement, excluding=bool(waiting.excluded or apart))
             return None
-        blocked = refusal(queue.rows, cost_of(waiting, placement), at_s=mind.at_s)
+        cost = cost_of(waiting, placement)
+        blocked = refusal(queue.rows, cost, at_s=mind.at_s, borrow=borrow)
         if blocked is not None:
             self.hold(waiting, HeldBy.QUOTA, blocked)
             return None
@@ -106,7 +118,8 @@ class Gate:
             return
         pool = waiting.queue.pool
         waiting.row = blocked.row.row.name
-        blocked.row.refused_models[pool.model] = None
+        pool.lacks_seats = pool.lacks_seats or blocked.row.may_borrow
+        self._mind.quotas.refused(blocked.row, pool.model)
         if blocked.retry_at_s < (pool.refill_at_s or math.inf):
             pool.refill_at_s = blocked.retry_at_s
             self._refills.set(blocked.retry_at_s, pool)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from broker.core.queues import Queue, Queues
 from broker.core.quotas import Quotas
 from broker.core.state import Lease, Worker
+from broker.wire.ids import BATCH_BAND
 
 
 class Ledger:
@@ -44,6 +45,7 @@ class Ledger:
         worker.add(lease)
         queue.inflight_jobs += 1
         queue.pool.inflight_jobs += 1
+        queue.pool.inflight_batch_jobs += queue.band == BATCH_BAND
         self._quotas.take(queue.rows, lease.cost_tokens, starts=starts)
 
     def remove(self, lease: Lease, worker: Worker, *, unstarted: bool = False) -> None:
@@ -53,6 +55,7 @@ class Ledger:
         worker.remove(lease.job.key)
         queue.inflight_jobs -= 1
         queue.pool.inflight_jobs -= 1
+        queue.pool.inflight_batch_jobs -= queue.band == BATCH_BAND
         self._quotas.give_back(queue.rows, lease.cost_tokens, unstarted=unstarted)
 
     def correct(self, lease: Lease, cost_tokens: float) -> None:

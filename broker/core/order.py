@@ -25,10 +25,13 @@ from broker.core.gate import Gate, cost_of
 from broker.core.lanes import Ranking, group_of
 from broker.core.mind import Mind
 from broker.core.placement import Placement
+from broker.core.pressure import ONLINE_BANDS
+from broker.core.pressure_step import Step
 from broker.core.queues import Line, Pool, Queue, Waiting
 from broker.core.quotas import jobs_refusal
+from broker.core.rows import Borrow
 from broker.core.state import Lease
-from broker.wire.ids import BANDS
+from broker.wire.ids import BANDS, BATCH_BAND
 
 PASSES = 4
 """How many placements are asked for, for each candidate to choose from: some are held for a
@@ -89,6 +92,9 @@ class Order:
     def _dispatch_alone(self, waiting: Waiting) -> None:
         if self._gate.is_passed_by(waiting):
             return
+        queue = waiting.queue
+        if queue.band == BATCH_BAND and self._keeps_batch(queue.pool, by_share=False):
+            return
         placement = self._gate.look(waiting)
         if placement is not None:
             self._give(waiting, placement, Way.PRIORITY)
@@ -103,27 +109,64 @@ class Order:
             self._give(*chosen)
 
     def _choose(self, pool: Pool) -> tuple[Waiting, Placement, Way] | None:
+        """Choose among those with seats of their own; of the others, only if none of them may."""
+        pool.lacks_seats = False
+        chosen = self._choose_by_band(pool, Borrow.NOTHING)
+        if chosen is None and pool.lacks_seats and not pool.closed:
+            return self._choose_by_band(pool, Borrow.ANY)
+        return chosen
+
+    def _choose_by_band(self, pool: Pool, borrow: Borrow) -> tuple[Waiting, Placement, Way] | None:
         for band in pool.shares.owed(pool.in_line, pool.work_tokens):
-            best = self._contest(pool, [(band, False), (band, True)])
+            if band == BATCH_BAND and self._keeps_batch(pool, by_share=True):
+                continue
+            best = self._contest(pool, [(band, False), (band, True)], _more(pool, band, borrow))
             if best is not None:
                 return (*best, Way.SHARE)
             if pool.closed:
                 return None
+        keeps_batch = self._keeps_batch(pool, by_share=False)
         for band in BANDS:
-            stands = [(band, False), (band, True)]
-            rising = band + 1
-            if rising in BANDS and pool.shares.may_age(rising, pool.in_line, pool.work_tokens):
-                stands.append((rising, True))
-            best = self._contest(pool, stands)
-            if best is not None:
-                rose = best[0].queue.band > band and any(pool.in_line[:rising])
-                return (*best, Way.AGED if rose else Way.PRIORITY)
-            if pool.closed:
-                return None
+            for stands in self._stands(pool, band, keeps_batch=keeps_batch):
+                best = self._contest(pool, stands, _more(pool, band, borrow))
+                if best is not None:
+                    rose = best[0].queue.band > band and any(pool.in_line[: band + 1])
+                    return (*best, Way.AGED if rose else Way.PRIORITY)
+                if pool.closed:
+                    return None
         return None
 
+    def _stands(self, pool: Pool, band: int, *, keeps_batch: bool) -> list[list[tuple[int, bool]]]:
+        """List who competes in a band, contest after contest.
+
+        Aged jobs of the band below stand among its own. Batch has counters of its own, which say
+        nothing beside others': what its credit allows goes first.
+        """
+        own, rising = [(band, False), (band, True)], band + 1
+        if band == BATCH_BAND:
+            return [] if keeps_batch else [own]
+        if (keeps_batch and rising == BATCH_BAND) or not pool.shares.may_age(
+            rising, pool.in_line, pool.work_tokens
+        ):
+            return [own]
+        aged = (rising, True)
+        return [[aged], own] if rising == BATCH_BAND else [[*own, aged]]
+
+    def _keeps_batch(self, pool: Pool, *, by_share: bool) -> bool:
+        """Say whether no batch may go now, and note why at the job that would be next."""
+        if not pool.in_line[BATCH_BAND]:
+            return False
+        held_by = self._gate.batch_bound(pool, by_share=by_share)
+        if held_by is None:
+            return False
+        for ranking, is_aged in ((pool.fresh[BATCH_BAND], False), (pool.aged[BATCH_BAND], True)):
+            if ranking:
+                queue = pool.queues[ranking.first, BATCH_BAND]
+                self._gate.hold((queue.aged if is_aged else queue.fresh)[0][3], held_by)
+        return True
+
     def _contest(
-        self, pool: Pool, stands: list[tuple[int, bool]]
+        self, pool: Pool, stands: list[tuple[int, bool]], borrow: Borrow
     ) -> tuple[Waiting, Placement] | None:
         """Find the best job of the least served lanes that have one which may go."""
         order = self._mind.policy.order
@@ -131,18 +174,18 @@ class Order:
         passed: list[Queue] = []
         least = 0.0
         best: tuple[Waiting, Placement] | None = None
-        for counter, lane, band, aged in self._entries(pool, stands):
+        for counter, lane, band, aged in self._entries(pool, stands, borrow):
             if fair and (
                 counter > least + order.lane_slack_tokens or len(fair) >= order.candidates_max
             ):
-                best = self._best(fair)
+                best = self._best(fair, borrow)
                 if best is not None or pool.closed:
                     break
                 passed += [line[0][3].queue for line in fair]
                 fair = []
             queue = pool.queues[lane, band]
             line = queue.aged if aged else queue.fresh
-            blocked = jobs_refusal(queue.rows)
+            blocked = jobs_refusal(queue.rows, borrow=borrow)
             if blocked is not None:
                 self._gate.hold(line[0][3], HeldBy.QUOTA, blocked)
                 passed.append(queue)
@@ -151,24 +194,29 @@ class Order:
                 least = counter
             fair.append(line)
         if best is None and fair and not pool.closed:
-            best = self._best(fair)
+            best = self._best(fair, borrow)
         if best is not None:
             self._lift(passed, best[0].queue)
         return best
 
-    def _entries(self, pool: Pool, stands: list[tuple[int, bool]]) -> Iterator[_Entry]:
+    def _entries(
+        self, pool: Pool, stands: list[tuple[int, bool]], borrow: Borrow
+    ) -> Iterator[_Entry]:
         """List the lanes that stand in a contest, least served first."""
         ranked: list[Iterator[_Entry]] = []
         for band, aged in stands:
             ranking = (pool.aged if aged else pool.fresh)[band]
-            if ranking and not self._is_blocked(pool, ranking, band=band, aged=aged):
+            if ranking and not self._is_blocked(pool, ranking, borrow, band=band, aged=aged):
                 ranked.append(_stand(ranking, band=band, aged=aged))
         return ranked[0] if len(ranked) == 1 else merge(*ranked)
 
-    def _is_blocked(self, pool: Pool, ranking: Ranking, *, band: int, aged: bool) -> bool:
+    def _is_blocked(
+        self, pool: Pool, ranking: Ranking, borrow: Borrow, *, band: int, aged: bool
+    ) -> bool:
         """Say whether a row over all lanes holds back a whole band, so that none need a look."""
         queue = pool.queues[ranking.first, band]
-        blocked = jobs_refusal(usage for usage in queue.rows if usage.row.lane is None)
+        over_all = (usage for usage in queue.rows if usage.row.lane is None)
+        blocked = jobs_refusal(over_all, borrow=borrow)
         if blocked is None:
             return False
         line = queue.aged if aged else queue.fresh
@@ -186,7 +234,7 @@ class Order:
                 if behind > 0:
                     self._mind.queues.charge(queue, behind * queue.weight)
 
-    def _best(self, fair: list[Line]) -> tuple[Waiting, Placement] | None:
+    def _best(self, fair: list[Line], borrow: Borrow) -> tuple[Waiting, Placement] | None:
         order = self._mind.policy.order
         candidates_max = order.candidates_max // len(fair)
         best: tuple[Waiting, Placement] | None = None
@@ -201,7 +249,7 @@ class Order:
                     return best
                 if self._gate.is_passed_by(waiting):
                     continue
-                placement = self._gate.look(waiting)
+                placement = self._gate.look(waiting, borrow=borrow)
                 if placement is not None:
                     candidate_key = (placement.prefill_s + credit, due_at_s, sequence, key)
                     if best_key is None or candidate_key < best_key:
@@ -272,6 +320,13 @@ class Order:
 
 def _stand(ranking: Ranking, *, band: int, aged: bool) -> Iterator[_Entry]:
     return ((counter, lane, band, aged) for counter, lane in ranking)
+
+
+def _more(pool: Pool, band: int, borrow: Borrow) -> Borrow:
+    """Under pressure the bands of people borrow from batch before batch itself is served."""
+    if pool.pressure >= Step.BORROW and band in ONLINE_BANDS:
+        return max(borrow, Borrow.FROM_BATCH)
+    return borrow
 
 
 def _held_by(waiting: Waiting) -> HeldBy:

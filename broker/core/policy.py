@@ -29,6 +29,11 @@ class QuotaRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Jobs leased to workers at once."""
     inflight_jobs_max_per_worker: Positive | None = None
     """The same, times the live workers of the model: follows the fleet."""
+    lendable_share: Share = 0.0
+    """Of the jobs that it may have at once, how many others may have while it leaves them idle:
+    rows of the same model that name the same things (all lanes, all bands) lend to each other."""
+    ceiling_ratio: Annotated[float, Meta(ge=1)] = 1.0
+    """With what others lend it may have so many times its own."""
     inflight_tokens_max: Limit | None = None
     """Weighted tokens leased at once."""
     queued_jobs_max: Limit | None = None
@@ -142,8 +147,28 @@ class OrderPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """α: seconds of prefill forgiven for each second waited."""
     candidates_max: Annotated[int, Meta(ge=1)] = 64
     """Jobs looked at from the head of each lane's queue."""
+    window_margin_ratio: Annotated[float, Meta(ge=1)] = 1.25
+    """A batch competes one band up once what is left of it would, at its pace, take more than its
+    window leaves ÷ this."""
     aged_share_max: Share = 0.25
     """Most of dispatched work that bands 2-3 take together while higher bands have demand."""
+
+
+class PressurePolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What batch gives way when online jobs must wait: three steps, by their expected wait."""
+
+    online_floor_share: Share = 0.1
+    """Of a model's slots, what batch never gets: its jobs run for minutes, and people come in
+    seconds. At least one slot where there are two; 0: none."""
+    borrow_wait_s: Positive = 2.0
+    """Step 1, from this expected wait of bands 0-1 on: they borrow batch's seats before batch uses
+    them itself."""
+    hold_batch_wait_s: Positive = 5.0
+    """Step 2: batch gets its guaranteed share and no idle capacity."""
+    refuse_batch_wait_s: Positive = 20.0
+    """Step 3: batch that is submitted from then on is refused, to be tried again later."""
+    release_ratio: Share = 0.5
+    """A step ends when the wait is under so much of its threshold."""
 
 
 class LeasePolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -179,4 +204,5 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     bands: tuple[BandPolicy, BandPolicy, BandPolicy, BandPolicy] = DEFAULT_BANDS
     routing: RoutingPolicy = RoutingPolicy()
     order: OrderPolicy = OrderPolicy()
+    pressure: PressurePolicy = PressurePolicy()
     leases: LeasePolicy = LeasePolicy()

@@ -7,6 +7,7 @@ ends at the latest (its band's longest wait, or its own nearer deadline), so a n
 before, and retries keep their place, because it counts from the enqueue time.
 """
 
+import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
@@ -15,7 +16,9 @@ from broker.core.decisions import HeldBy
 from broker.core.events import JobSpec
 from broker.core.lanes import LaneCounters, Ranking, group_of
 from broker.core.policy import Policy
-from broker.core.quotas import Quotas, RowUsage
+from broker.core.pressure_step import Step
+from broker.core.quotas import Quotas
+from broker.core.rows import RowUsage
 from broker.core.state import Worker
 from broker.wire.ids import BANDS, BATCH_BAND
 from broker.wire.messages import Failure
@@ -96,6 +99,10 @@ class Queue:
         place = waiting.place
         return bisect_left(self.fresh, place) + bisect_left(self.aged, place)
 
+    def position_at(self, due_at_s: float) -> int:
+        """Count the jobs in line before one whose wait must be over then."""
+        return bisect_left(self.fresh, (due_at_s,)) + bisect_left(self.aged, (due_at_s,))
+
     @property
     def oldest_enqueued_at_s(self) -> float | None:
         """When the job at the head was enqueued; None when nobody is in line."""
@@ -123,6 +130,14 @@ class Pool:
     slots: int = 0
     """Of its workers."""
     inflight_jobs: int = 0
+    inflight_batch_jobs: int = 0
+    pressure: Step = Step.NONE
+    refusing_since_s: float = 0.0
+    """When new batch began to be refused; told while `pressure` says so."""
+    online_wait_s: float = 0.0
+    """Expected of a job of bands 0-1, when it was last looked at."""
+    lacks_seats: bool = False
+    """Somebody passed over in this look may go with a seat of another row's."""
     no_room: JobSpec | None = None
     """A job for which no worker had room: none has for a larger one until something opens."""
     closed: bool = False
@@ -133,6 +148,11 @@ class Pool:
     """When a token bucket that holds some back will let one pass."""
     holding: bool = False
     """Some are held for the worker with their prefix."""
+
+    def batch_jobs_max(self, floor_share: float) -> int:
+        """Tell how many slots batch may have: all but the floor, and one at least."""
+        floor = math.ceil(floor_share * self.slots) if floor_share else 0
+        return max(self.slots - floor, min(1, self.slots))
 
     @property
     def waiting(self) -> bool:

@@ -3,57 +3,16 @@
 A row's usage is the sum over the live leases that match it, moved by `take` and `give_back` alone,
 which only the ledger calls; nothing here has a timer that could forget a running job. The one
 exception is the token bucket: it fills with time, starts empty (after a takeover nobody knows what
-the last minute started), and a bucket never holds more than a minute's worth.
+the last minute started), and a bucket never holds more than a minute's worth. Rows may lend seats
+to each other: `lending`.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
+from broker.core.lending import cohorts_of
 from broker.core.policy import QuotaRow
-
-BUCKET_S = 60.0
-"""A `tokens_per_min` row may burst one minute's worth, and no more."""
-
-
-@dataclass(slots=True, eq=False)
-class RowUsage:
-    """A row and what is used of it now."""
-
-    row: QuotaRow
-    inflight_jobs: int = 0
-    inflight_tokens: float = 0.0
-    queued_jobs: int = 0
-    jobs_limit: float = math.inf
-    """Of jobs in flight; follows the fleet where the row says so."""
-    bucket_tokens: float = 0.0
-    bucket_at_s: float | None = None
-    """When it was last filled; None before the first look: it fills from then on."""
-    refused_models: dict[str, None] = field(default_factory=dict[str, None])
-    """Models with jobs that this row holds back: to be looked at when it gives way."""
-
-    def refill(self, at_s: float) -> None:
-        """Let the bucket fill up to now."""
-        per_min = self.row.tokens_per_min
-        if per_min is None:
-            return
-        if self.bucket_at_s is None:
-            self.bucket_at_s = at_s
-        elif at_s > self.bucket_at_s:
-            filled = self.bucket_tokens + per_min * (at_s - self.bucket_at_s) / BUCKET_S
-            self.bucket_tokens = min(float(per_min), filled)
-            self.bucket_at_s = at_s
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A row that holds a job back, and by what."""
-
-    row: RowUsage
-    used: float
-    limit: float
-    retry_at_s: float = math.inf
-    """When time alone will let the job pass; never, for rows that wait for a lease to end."""
+from broker.core.rows import BUCKET_S, Borrow, Refusal, RowUsage
 
 
 class Quotas:
@@ -67,6 +26,7 @@ class Quotas:
             bucket = buckets.get(_bucket_name(usage.row))
             if bucket is not None:
                 usage.bucket_tokens, usage.bucket_at_s = bucket.bucket_tokens, bucket.bucket_at_s
+        self.lends = bool(cohorts_of(self.rows))
         self.released: dict[str, None] = {}
         """Models whose jobs may pass again since this was last cleared."""
 
@@ -89,9 +49,17 @@ class Quotas:
             if row.inflight_jobs_max_per_worker is not None:
                 live = live_workers_all if row.model is None else live_workers.get(row.model, 0)
                 limit = min(fixed, float(math.floor(row.inflight_jobs_max_per_worker * live)))
-            if limit > usage.jobs_limit:
-                self._gave_way(usage)
+            is_more = limit > usage.jobs_limit
             usage.jobs_limit = limit
+            if usage.cohort is not None:
+                usage.cohort.resize(usage)
+            else:
+                usage.jobs_ceiling = limit
+            if is_more:
+                self._gave_way(usage)
+        for usage in self.rows:
+            if usage.cohort is not None:
+                usage.cohort.settle(usage)  # Others have their new seats only now.
 
     def take(self, rows: Iterable[RowUsage], cost_tokens: float, *, starts: bool) -> None:
         """Count a lease. `starts` is False for one that was found running."""
@@ -100,12 +68,16 @@ class Quotas:
             usage.inflight_tokens += cost_tokens
             if starts and usage.row.tokens_per_min is not None:
                 usage.bucket_tokens -= cost_tokens
+            if usage.cohort is not None:
+                usage.cohort.settle(usage)
 
     def give_back(self, rows: Iterable[RowUsage], cost_tokens: float, *, unstarted: bool) -> None:
         """Uncount a lease. `unstarted`: no worker ran it, so that its tokens never started."""
         for usage in rows:
             usage.inflight_jobs -= 1
             usage.inflight_tokens -= cost_tokens
+            if usage.cohort is not None:
+                usage.cohort.settle(usage)
             per_min = usage.row.tokens_per_min
             if unstarted and per_min is not None:
                 usage.bucket_tokens = min(float(per_min), usage.bucket_tokens + cost_tokens)
@@ -118,29 +90,44 @@ class Quotas:
             if delta_tokens < 0:
                 self._gave_way(usage)
 
+    def refused(self, usage: RowUsage, model: str) -> None:
+        """Note that a row holds a model's jobs back, so that they are looked at when it gives way.
+
+        A row that lends or borrows gives way when any of its cohort does.
+        """
+        usage.refused_models[model] = None
+        if usage.cohort is not None:
+            usage.cohort.refused_models[model] = None
+
     def _gave_way(self, usage: RowUsage) -> None:
+        cohort = usage.cohort
         if usage.refused_models:
             self.released.update(usage.refused_models)
             usage.refused_models.clear()
+        if cohort is not None and cohort.refused_models:
+            self.released.update(cohort.refused_models)
+            cohort.refused_models.clear()
 
 
 def _bucket_name(row: QuotaRow) -> tuple[str, int | None]:
     return (row.name, row.tokens_per_min)
 
 
-def jobs_refusal(rows: Iterable[RowUsage]) -> Refusal | None:
-    """Find a row that has no place for one more job, whatever its size."""
+def jobs_refusal(rows: Iterable[RowUsage], *, borrow: Borrow = Borrow.ANY) -> Refusal | None:
+    """Find a row that has no seat for one more job, whatever its size."""
     for usage in rows:
-        if usage.inflight_jobs >= usage.jobs_limit:
-            return Refusal(usage, usage.inflight_jobs, usage.jobs_limit)
+        if usage.lacks_seat(borrow):
+            return Refusal(usage, usage.seats_used, usage.jobs_limit)
     return None
 
 
-def refusal(rows: Iterable[RowUsage], cost_tokens: float, *, at_s: float) -> Refusal | None:
+def refusal(
+    rows: Iterable[RowUsage], cost_tokens: float, *, at_s: float, borrow: Borrow = Borrow.ANY
+) -> Refusal | None:
     """Find the first row that one more job of this cost would overshoot. Changes no usage."""
     for usage in rows:
-        if usage.inflight_jobs >= usage.jobs_limit:
-            return Refusal(usage, usage.inflight_jobs, usage.jobs_limit)
+        if usage.lacks_seat(borrow):
+            return Refusal(usage, usage.seats_used, usage.jobs_limit)
         row = usage.row
         tokens_max = row.inflight_tokens_max
         if tokens_max is not None and usage.inflight_tokens + cost_tokens > tokens_max:

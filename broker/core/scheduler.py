@@ -36,12 +36,14 @@ from broker.core.mind import Mind
 from broker.core.order import SETTLE_DISPATCHES_MAX, STEP_DISPATCHES_MAX, Order
 from broker.core.placement import Router
 from broker.core.policy import BandPolicy, Policy
+from broker.core.pressure import Pressure
 from broker.core.queues import AGED_BANDS, Waiting
 from broker.core.quotas import Quotas
 from broker.core.reports import Reports
 from broker.core.retries import Retries
 from broker.core.state import Lease
 from broker.core.views import Views
+from broker.core.windows import Windows
 from broker.wire.messages import Reason
 
 _Rare = ProbeAnswered | LinkChanged | DrainRequested | QueueDepth | DispatchAllowed | PolicyChanged
@@ -58,6 +60,8 @@ class Scheduler:
         mind = self._mind = Mind(policy, epoch=epoch, router=router, rng=rng)
         self._estimates = Estimates(mind)
         self._door = Door(mind, self._estimates)
+        self._pressure = Pressure(mind, self._estimates)
+        self._windows = Windows(mind, self._estimates)
         self._gate = Gate(mind)
         self._order = Order(mind, self._gate)
         self._retries = Retries(mind)
@@ -233,6 +237,8 @@ class Scheduler:
         for waiting in islice(self._rests.due(mind.at_s), TICK_JOBS_MAX):
             mind.queues.wake(waiting)
             mind.arrivals.append(waiting)
+        self._pressure.time_passed()
+        self._windows.time_passed()
         self._gate.time_passed()
 
     def _expire(self, waiting: Waiting) -> None:

@@ -7,8 +7,9 @@ from broker.core.decisions import HeldBy
 from broker.core.estimates import Estimates
 from broker.core.lanes import ONLINE
 from broker.core.mind import Mind
+from broker.core.pressure_step import Step
 from broker.core.queues import Pool, Queue
-from broker.core.quotas import RowUsage
+from broker.core.rows import RowUsage
 from broker.core.state import Worker
 from broker.wire.ids import BATCH_BAND
 from broker.wire.messages import Attempt, Failure
@@ -41,6 +42,11 @@ class RowView:
     lane: str | None
     inflight_jobs: int
     inflight_jobs_max: float | None
+    """Its own seats."""
+    lent_jobs: int
+    """Own seats that other rows use now."""
+    borrowed_jobs: int
+    """Other rows' seats that it uses now."""
     inflight_tokens: float
     inflight_tokens_max: int | None
     queued_jobs: int
@@ -91,6 +97,10 @@ class PoolView:
     """What it may be at most: U + Q + K·E."""
     work_tokens: tuple[tuple[int, Way, float], ...]
     """Weighted tokens dispatched, by band and by right: how much each exception took."""
+    pressure: Step
+    """How far batch gives way."""
+    online_wait_s: float
+    """Expected wait of bands 0-1 that this follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +222,8 @@ class Views:
             row.lane,
             usage.inflight_jobs,
             usage.jobs_limit if bounded else None,
+            usage.lent_jobs,
+            usage.borrowed_jobs,
             usage.inflight_tokens,
             row.inflight_tokens_max,
             usage.queued_jobs,
@@ -256,4 +268,6 @@ class Views:
             counters.awake[ONLINE].spread,
             counters.cost_max + slack + pool.inflight_jobs * counters.error_max,
             tuple(work),
+            pool.pressure,
+            pool.online_wait_s,
         )

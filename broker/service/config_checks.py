@@ -1,6 +1,6 @@
 """What must agree between the values of a configuration, each value being allowed by itself."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from broker.core.policy import LanePolicy, QuotaRow
@@ -21,6 +21,7 @@ def check(config: Config) -> Iterator[Finding]:
     yield from _lanes(config)
     yield from _quotas(config)
     yield from _shares(config)
+    yield from _pressure(config)
     yield from _leases(config)
     yield from _broker(config)
     yield from _streams(config)
@@ -79,10 +80,12 @@ def _quotas(config: Config) -> Iterator[Finding]:
                 path,
                 f'the row "{row.name}" limits nothing; give it a limit or remove it',
             )
+        yield from _lending(path, row)
         if row.band == BATCH_BAND and row.queued_jobs_max is not None:
             message = "batch queues are bounded by streams.batch_per_subject_max, not by a row"
             yield (*path, "queued_jobs_max"), message
     yield from _repeated(("policy", "quotas"), [row.name for row in policy.quotas], "row")
+    yield from _alone(policy.quotas)
 
 
 def _never_matches(path: KeyPath, row: QuotaRow, lane: LanePolicy) -> Iterator[Finding]:
@@ -92,6 +95,36 @@ def _never_matches(path: KeyPath, row: QuotaRow, lane: LanePolicy) -> Iterator[F
     if row.model is not None and lane.models and row.model not in lane.models:
         message = f'no job can match: lane "{lane.name}" may not use model "{row.model}"'
         yield (*path, "model"), message
+
+
+def _lending(path: KeyPath, row: QuotaRow) -> Iterator[Finding]:
+    if row.inflight_jobs_max is None and row.inflight_jobs_max_per_worker is None:
+        for key, is_given in (
+            ("lendable_share", row.lendable_share > 0),
+            ("ceiling_ratio", row.ceiling_ratio > 1),
+        ):
+            if is_given:
+                message = (
+                    "needs inflight_jobs_max (or _per_worker): the seats that it is a share of"
+                )
+                yield (*path, key), message
+
+
+def _alone(rows: Sequence[QuotaRow]) -> Iterator[Finding]:
+    """Find rows that would borrow where no row of their kind lends."""
+    kinds = [(row.model, row.lane is None, row.band is None) for row in rows]
+    for index, row in enumerate(rows):
+        others = (
+            other
+            for position, other in enumerate(rows)
+            if position != index and kinds[position] == kinds[index]
+        )
+        if row.ceiling_ratio > 1 and not any(other.lendable_share for other in others):
+            message = (
+                f'nobody lends to "{row.name}": give another row that names the same things'
+                " (lanes lend to lanes, bands to bands, of one model) a lendable_share"
+            )
+            yield ("policy", "quotas", index, "ceiling_ratio"), message
 
 
 def _limits(row: QuotaRow) -> bool:
@@ -114,6 +147,19 @@ def _shares(config: Config) -> Iterator[Finding]:
     if reserved >= 1:
         message = f"the reserves add up to {reserved:.2f}; they must leave some: below 1"
         yield ("broker", "held_reserve_ratios"), message
+
+
+def _pressure(config: Config) -> Iterator[Finding]:
+    pressure = config.policy.pressure
+    ordered = (
+        ("borrow_wait_s", pressure.borrow_wait_s),
+        ("hold_batch_wait_s", pressure.hold_batch_wait_s),
+        ("refuse_batch_wait_s", pressure.refuse_batch_wait_s),
+    )
+    for (earlier, earlier_s), (later, later_s) in pairwise(ordered):
+        if later_s < earlier_s:
+            message = f"{later_s:g} s must be at least {earlier} ({earlier_s:g} s): each step adds"
+            yield ("policy", "pressure", later), message
 
 
 def _leases(config: Config) -> Iterator[Finding]:

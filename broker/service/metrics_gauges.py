@@ -1,11 +1,19 @@
 """The gauges of /metrics, made from a snapshot of the cluster."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from broker.core.pressure_step import Step
 from broker.service.series import SERIES_TOLD, in_slices
-from broker.service.snapshot import LaneView, QueueView, RowView, StatusView, WorkerView
+from broker.service.snapshot import (
+    LaneView,
+    PoolView,
+    QueueView,
+    RowView,
+    StatusView,
+    WorkerView,
+)
 
 WORKERS_MAX = 5_000
 """Workers told one by one: the broker is made for 4,000."""
@@ -16,12 +24,16 @@ QUEUES_MAX = 4_000
 ROWS_MAX = 4_000
 """Quota rows told one by one."""
 
+POOLS_MAX = 200
+"""Models told one by one."""
+
 
 def gauge_families(
     status: StatusView, lanes: list[LaneView], workers: list[WorkerView]
 ) -> Iterator[Metric]:
     """Make all gauges, some series at a time: a family may come in several parts."""
     yield from _status(status)
+    yield from _pools(status.pools[:POOLS_MAX])
     yield from _queues(lanes)
     yield from _rows(lanes)
     yield from _workers(workers)
@@ -39,6 +51,34 @@ def _status(status: StatusView) -> Iterator[Metric]:
     )
     for name, text, value in gauges:
         yield GaugeMetricFamily(f"inferlane_{name}", text, value=value)
+
+
+def _pools(pools: Sequence[PoolView]) -> Iterator[Metric]:
+    gauges: tuple[tuple[str, str, Callable[[PoolView], float]], ...] = (
+        ("pressure_step", "How far batch gives way: 0 no, 1 lends, 2 holds, 3 refuses.", _step),
+        ("online_wait_seconds", "Expected wait of bands 0-1.", lambda one: one.online_wait_s),
+        (
+            "fairness_gap",
+            "Greatest difference between waiting lanes.",
+            lambda one: one.fairness_gap,
+        ),
+        ("fairness_bound", "Bound of fairness_gap.", lambda one: one.fairness_bound),
+    )
+    for name, text, value in gauges:
+        family = GaugeMetricFamily(f"inferlane_{name}", text, labels=("model",))
+        for pool in pools:
+            family.add_metric((pool.model,), value(pool))
+        yield family
+    text = "Weighted tokens dispatched, by right: priority, or an exception (share, aged)."
+    work = CounterMetricFamily("inferlane_work_tokens", text, labels=("model", "band", "way"))
+    for pool in pools:
+        for band, way, tokens in pool.work_tokens:
+            work.add_metric((pool.model, str(band), way), tokens)
+    yield work
+
+
+def _step(pool: PoolView) -> float:
+    return Step[pool.pressure.upper()].value
 
 
 def _queues(lanes: list[LaneView]) -> Iterator[Metric]:
@@ -88,6 +128,8 @@ def _rows(lanes: list[LaneView]) -> Iterator[Metric]:
     gauges: tuple[tuple[str, str, Callable[[RowView], float | None]], ...] = (
         ("row_inflight_jobs", "Jobs leased under a quota row.", lambda row: row.inflight_jobs),
         ("row_limit_jobs", "Bound of row_inflight_jobs.", lambda row: row.inflight_jobs_max),
+        ("row_lent_jobs", "Of row_limit_jobs, used by other rows.", lambda row: row.lent_jobs),
+        ("row_borrowed_jobs", "Of other rows' seats, used here.", lambda row: row.borrowed_jobs),
         ("row_inflight_tokens", "Weighted tokens leased.", lambda row: row.inflight_tokens),
         ("row_limit_tokens", "Bound of row_inflight_tokens.", lambda row: row.inflight_tokens_max),
     )

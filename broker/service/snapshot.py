@@ -34,6 +34,26 @@ class StatusView(Struct, frozen=True, kw_only=True):
     held_bytes: int
     inflight_jobs: int
     held_bytes_max: int = 0
+    pools: tuple["PoolView", ...] = ()
+
+
+class PoolView(Struct, frozen=True, kw_only=True):
+    """One model: the workers that serve it, and how its jobs share them."""
+
+    model: str
+    workers: int
+    slots: int
+    inflight_jobs: int
+    pressure: str
+    """How far batch gives way: `none`, `borrow`, `hold_batch`, `refuse_batch`."""
+    online_wait_s: float
+    """Expected wait of bands 0-1 that `pressure` follows."""
+    fairness_gap: float
+    """Greatest difference between waiting lanes, in weighted tokens ÷ weight."""
+    fairness_bound: float
+    """What the gap may be at most."""
+    work_tokens: tuple[tuple[int, str, float], ...] = ()
+    """Weighted tokens dispatched, by band and by right (`priority`, `share`, `aged`)."""
 
 
 class QueueView(Struct, frozen=True, kw_only=True):
@@ -58,6 +78,10 @@ class RowView(Struct, frozen=True, kw_only=True):
     row: str
     inflight_jobs: int
     inflight_jobs_max: int | None = None
+    lent_jobs: int = 0
+    """Of those it may have, in use by other rows."""
+    borrowed_jobs: int = 0
+    """Of those in flight, beyond what it may have, with seats of other rows."""
     inflight_tokens: float = 0.0
     inflight_tokens_max: int | None = None
 

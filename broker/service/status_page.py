@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from broker.service.snapshot import (
     LaneView,
+    PoolView,
     QueueView,
     RowView,
     SnapshotSource,
@@ -23,6 +24,14 @@ ROWS_MAX = 200
 
 LINES_AT_ONCE_MAX = 25
 """Lines made before the loop gets its turn: some 0.2 ms."""
+
+BATCH_UNDER_PRESSURE = {
+    "none": "runs",
+    "borrow": "lends its seats",
+    "hold_batch": "its share only",
+    "refuse_batch": "new batch refused",
+}
+"""What each step of the pressure means for batch, in words."""
 
 _STYLE = """
 :root{color-scheme:light dark}
@@ -43,7 +52,7 @@ async def page(source: SnapshotSource, *, role: str, reason: str) -> str:
     lanes = [lane async for lane in sliced(source.lanes())]
     workers = [worker async for worker in sliced(source.workers())]
     parts = [_head(status, role, reason), *_problems(workers, role)]
-    for table in (_workers(workers), _queues(lanes), _rows(lanes)):
+    for table in (_pools(status), _workers(workers), _queues(lanes), _rows(lanes)):
         parts += [part async for part in sliced(table, at_once_max=LINES_AT_ONCE_MAX)]
     return "\n".join([*parts, "</body></html>\n"])
 
@@ -70,6 +79,25 @@ def _problems(workers: list[WorkerView], role: str) -> list[str]:
         note = "No worker is ready: jobs wait. Start one with <code>inferlane worker</code>."
         return [f'<p class="bad">{note}</p>']
     return []
+
+
+def _pools(status: StatusView) -> Iterator[str]:
+    if not status.pools:
+        return
+    heads = ("model!", "workers", "running", "of", "online wait", "batch!", "fairness gap", "of")
+    yield from _table("Models", heads, map(_pool, status.pools[:ROWS_MAX]), len(status.pools))
+
+
+def _pool(pool: PoolView) -> str:
+    batch = BATCH_UNDER_PRESSURE[pool.pressure]
+    alarmed = "t" if pool.pressure == "none" else "t bad"
+    return (
+        f'<td class="t">{escape(pool.model)}</td><td>{pool.workers}</td>'
+        f"<td>{pool.inflight_jobs:,}</td><td>{pool.slots:,}</td>"
+        f"<td>{_duration(pool.online_wait_s)}</td>"
+        f'<td class="{alarmed}">{batch}</td>'
+        f"<td>{pool.fairness_gap:,.0f}</td><td>{pool.fairness_bound:,.0f}</td>"
+    )
 
 
 def _workers(workers: list[WorkerView]) -> Iterator[str]:
@@ -127,7 +155,7 @@ def _rows(lanes: list[LaneView]) -> Iterator[str]:
     rows = list({row.row: row for lane in lanes for row in lane.rows}.values())
     if not rows:
         return
-    heads = ("row!", "jobs", "of", "tokens", "of")
+    heads = ("row!", "jobs", "of", "lent", "borrowed", "tokens", "of")
     yield from _table("Quotas", heads, map(_row, rows[:ROWS_MAX]), len(rows))
 
 
@@ -136,6 +164,7 @@ def _row(row: RowView) -> str:
     tokens_max = "–" if row.inflight_tokens_max is None else f"{row.inflight_tokens_max:,}"
     return (
         f'<td class="t">{escape(row.row)}</td><td>{row.inflight_jobs:,}</td><td>{jobs_max}</td>'
+        f"<td>{row.lent_jobs or '–'}</td><td>{row.borrowed_jobs or '–'}</td>"
         f"<td>{row.inflight_tokens:,.0f}</td><td>{tokens_max}</td>"
     )
 

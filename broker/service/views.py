@@ -9,7 +9,14 @@ from broker.core.scheduler import Scheduler
 from broker.service.config import Config
 from broker.service.learned import Learned
 from broker.service.queues import models_of
-from broker.service.snapshot import LaneView, QueueView, RowView, StatusView, WorkerView
+from broker.service.snapshot import (
+    LaneView,
+    PoolView,
+    QueueView,
+    RowView,
+    StatusView,
+    WorkerView,
+)
 from broker.wire.messages import LaneState, QueueState
 
 if TYPE_CHECKING:
@@ -45,6 +52,7 @@ class Snapshots:
             held_bytes=shelf.held_bytes if shelf is not None else 0,
             inflight_jobs=inflight,
             held_bytes_max=self._config.broker.held_bytes_max,
+            pools=tuple(map(_pool, leadership.scheduler.views.pools())) if leadership else (),
         )
 
     def lanes(self) -> Iterable[LaneView]:
@@ -111,11 +119,27 @@ def _queue(queue: mind.QueueView) -> QueueView:
     )
 
 
+def _pool(pool: mind.PoolView) -> PoolView:
+    return PoolView(
+        model=pool.model,
+        workers=pool.workers,
+        slots=pool.slots,
+        inflight_jobs=pool.inflight_jobs,
+        pressure=pool.pressure.name.lower(),
+        online_wait_s=pool.online_wait_s,
+        fairness_gap=pool.fairness_gap,
+        fairness_bound=pool.fairness_bound,
+        work_tokens=tuple((band, way.value, tokens) for band, way, tokens in pool.work_tokens),
+    )
+
+
 def _row(row: mind.RowView) -> RowView:
     return RowView(
         row=row.name,
         inflight_jobs=row.inflight_jobs,
         inflight_jobs_max=None if row.inflight_jobs_max is None else int(row.inflight_jobs_max),
+        lent_jobs=row.lent_jobs,
+        borrowed_jobs=row.borrowed_jobs,
         inflight_tokens=row.inflight_tokens,
         inflight_tokens_max=row.inflight_tokens_max,
     )

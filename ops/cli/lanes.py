@@ -12,7 +12,7 @@ from ops.cli.connection import HERE, Cluster, ask, connected
 app = cyclopts.App(name="lanes")
 
 QUEUE_HEADS = ("LANE", "BAND", "MODEL", "WAITING>", "OF>", "RUNNING>", "WAIT OF A NEW JOB>")
-ROW_HEADS = ("QUOTA", "JOBS>", "OF>", "TOKENS>", "OF>")
+ROW_HEADS = ("QUOTA", "JOBS>", "OF>", "LENT>", "BORROWED>", "TOKENS>", "OF>")
 
 BANDS = ("0 critical", "1 interactive", "2 standard", "3 batch")
 
@@ -28,8 +28,8 @@ def lanes(
     """Show each lane's queues, and the quota rows with what they hold now.
 
     WAITING counts jobs that the broker holds and jobs still in the lane's stream. WAIT OF A NEW JOB
-    is the broker's estimate. A quota row that is full (JOBS = OF) holds jobs back even when workers
-    are free.
+    is the broker's estimate. A quota row that is full (JOBS + LENT - BORROWED = OF) holds jobs back
+    even when workers are free, unless another row lends it a seat.
 
     Args:
         lane: Only this lane.
@@ -99,6 +99,8 @@ def _row(row: RowView) -> tuple[str, ...]:
         row.row,
         f"{row.inflight_jobs:,}",
         "-" if row.inflight_jobs_max is None else f"{row.inflight_jobs_max:,}",
+        f"{row.lent_jobs:,}",
+        f"{row.borrowed_jobs:,}",
         f"{row.inflight_tokens:,.0f}",
         "-" if row.inflight_tokens_max is None else f"{row.inflight_tokens_max:,}",
     )

@@ -1,5 +1,6 @@
 """What must hold in the core after every step, whatever happened."""
 
+import math
 from collections.abc import Iterable
 
 from broker.core.blame import is_suspect
@@ -8,8 +9,10 @@ from broker.core.events import JobSpec
 from broker.core.mind import Mind
 from broker.core.placement import Router
 from broker.core.policy import QuotaRow
+from broker.core.pressure_step import Step
 from broker.core.queues import Pool
 from broker.core.quotas import refusal
+from broker.core.rows import Borrow, RowUsage
 from broker.core.scheduler import Scheduler
 from broker.core.state import Lease
 from broker.wire.ids import BANDS, BATCH_BAND
@@ -38,10 +41,32 @@ def check_sums(scheduler: Scheduler) -> None:
             for one in mind.queues.waiting.values()
             if one.job.band != BATCH_BAND and matches(usage.row, one.job)
         )
+    check_lending(mind.quotas.rows)
     for pool in mind.queues.pools.values():
+        batch = [
+            one for one in leases if one.job.model == pool.model and one.job.band == BATCH_BAND
+        ]
+        assert pool.inflight_batch_jobs == len(batch)
         assert pool.inflight_jobs == sum(lease.job.model == pool.model for lease in leases)
         assert pool.slots == sum(worker.slots for worker in pool.workers.values())
         _check_lines(mind, pool)
+
+
+def check_lending(rows: Iterable[RowUsage]) -> None:
+    """Seats lent equal seats borrowed; who has its own seat free has none of another's."""
+    cohorts = {id(usage.cohort): usage.cohort for usage in rows if usage.cohort is not None}
+    for cohort in cohorts.values():
+        members = cohort.rows
+        assert sum(one.lent_jobs for one in members) == sum(one.borrowed_jobs for one in members)
+        offered = sum(one.offered_jobs for one in members)
+        assert cohort.lends(Borrow.ANY) == (offered >= 1)
+        for usage in members:
+            lenders = cohort._lenders[usage]
+            assert usage.borrowed_jobs == len(lenders)
+            assert usage not in lenders
+            assert usage.lent_jobs == sum(cohort._lenders[one].count(usage) for one in members)
+            assert not usage.borrowed_jobs or usage.seats_used >= usage.jobs_limit
+            assert 0 <= usage.borrowed_jobs <= usage.inflight_jobs
 
 
 def _check_workers(mind: Mind, leases: list[Lease]) -> None:
@@ -81,11 +106,19 @@ def check_rows(scheduler: Scheduler, dispatched: Iterable[JobSpec]) -> None:
     for usage in scheduler._mind.quotas.rows:
         row = usage.row
         if any(matches(row, job) for job in jobs):
-            assert usage.inflight_jobs <= usage.jobs_limit
+            assert usage.inflight_jobs <= usage.jobs_ceiling
+            assert usage.seats_used <= usage.jobs_limit
             assert row.inflight_tokens_max is None or (
                 usage.inflight_tokens <= row.inflight_tokens_max
             )
             assert row.tokens_per_min is None or usage.bucket_tokens >= 0
+
+
+def _keeps_batch(mind: Mind, pool: Pool) -> bool:
+    """Say whether batch may take no slot but those that online jobs keep, or none at all."""
+    floor = math.ceil(mind.policy.pressure.online_floor_share * pool.slots)
+    most = max(pool.slots - floor, 1)
+    return pool.inflight_batch_jobs >= most or pool.pressure >= Step.HOLD_BATCH
 
 
 def check_work_conservation(scheduler: Scheduler, router: Router) -> None:
@@ -103,6 +136,9 @@ def check_work_conservation(scheduler: Scheduler, router: Router) -> None:
             output_tokens=waiting.output_tokens_expected,
         )
         if placement.worker is None:
+            continue
+        pool = waiting.queue.pool
+        if waiting.queue.band == BATCH_BAND and _keeps_batch(mind, pool):
             continue
         cost_tokens = placement.uncached_tokens + 2.0 * waiting.output_tokens_expected
         blocked = refusal(waiting.queue.rows, cost_tokens, at_s=mind.at_s)

@@ -38,6 +38,10 @@ ROWS = (
     QuotaRow(model="tiny", band=2, inflight_tokens_max=900),
     QuotaRow(lane="beta", queued_jobs_max=3),
     QuotaRow(lane="beta", tokens_per_min=6000),
+    QuotaRow(lane="acme", model="tiny", inflight_jobs_max=2, ceiling_ratio=2.0),
+    QuotaRow(lane="beta", model="tiny", inflight_jobs_max=3, lendable_share=0.7, ceiling_ratio=1.5),
+    QuotaRow(band=0, inflight_jobs_max=1, ceiling_ratio=3.0, lendable_share=1.0),
+    QuotaRow(band=3, inflight_jobs_max_per_worker=1.0, lendable_share=1.0, ceiling_ratio=1.4),
 )
 
 

@@ -7,12 +7,12 @@ import pytest
 from broker.core.policy import QuotaRow
 from broker.core.quotas import (
     Quotas,
-    RowUsage,
     jobs_refusal,
     never_fits,
     queue_refusal,
     refusal,
 )
+from broker.core.rows import RowUsage
 
 
 def quotas_of(*rows: QuotaRow) -> Quotas:

@@ -56,7 +56,7 @@ def test_example_names_every_key() -> None:
     default = msgspec.to_builtins(default_config(lanes=["main"], models=["tiny"]))
     for table in ("nats", "broker", "streams"):
         assert written[table].keys() == default[table].keys()
-    for table in ("routing", "order", "leases"):
+    for table in ("pressure", "routing", "order", "leases"):
         assert written["policy"][table].keys() == default["policy"][table].keys()
     assert written["policy"]["lanes"][0].keys() == default["policy"]["lanes"][0].keys()
     rows = msgspec.json.schema(Config)["$defs"]["QuotaRow"]["properties"]
@@ -72,6 +72,7 @@ def test_quota_rows_of_the_example() -> None:
         lines[index] = lines[index].removeprefix("# ").removeprefix("#")
     assert [row.name for row in loads("\n".join(lines)).policy.quotas] == [
         "band=1",
+        "band=3",
         "model=tiny lane=main",
     ]
 
@@ -133,6 +134,24 @@ def test_quota_rows_of_the_example() -> None:
         (
             SERVES + "[[policy.quotas]]\nband = 3\nqueued_jobs_max = 1\n",
             "f.toml:13: policy.quotas[0].queued_jobs_max: batch queues are bounded by streams.batc",
+        ),
+        (
+            SERVES + "[[policy.quotas]]\nqueued_jobs_max = 1\nlendable_share = 0.5\n",
+            "f.toml:13: policy.quotas[0].lendable_share: needs inflight_jobs_max (or _per_worker):",
+        ),
+        (
+            SERVES + "[[policy.quotas]]\nqueued_jobs_max = 1\nceiling_ratio = 2.0\n",
+            "f.toml:13: policy.quotas[0].ceiling_ratio: needs inflight_jobs_max (or _per_worker): ",
+        ),
+        (
+            SERVES
+            + "[[policy.quotas]]\nband = 3\ninflight_jobs_max = 1\nceiling_ratio = 2.0\n"
+            + "[[policy.quotas]]\nlane = 'acme'\ninflight_jobs_max = 1\nlendable_share = 0.5\n",
+            'f.toml:14: policy.quotas[0].ceiling_ratio: nobody lends to "band=3": give another row',
+        ),
+        (
+            SERVES + "[policy.pressure]\nborrow_wait_s = 9.0\n",
+            "f.toml:11: policy.pressure.hold_batch_wait_s: 5 s must be at least borrow_wait_s (9 s): ",
         ),
         (
             SERVES + "[[policy.quotas]]\ninflight_jobs_max = 1\n" * 2,

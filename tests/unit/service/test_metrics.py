@@ -115,6 +115,14 @@ async def test_gauges_of_the_cluster() -> None:
     assert told["inferlane_lane_paused", "acme"] == 0
     assert told["inferlane_row_inflight_jobs", "band=1"] == 2
     assert told["inferlane_row_limit_jobs", "band=1"] == 200
+    assert told["inferlane_row_lent_jobs", "band=1"] == 7
+    assert told["inferlane_row_borrowed_jobs", "band=1"] == 0
+    assert told["inferlane_pressure_step", "tiny"] == 2
+    assert told["inferlane_online_wait_seconds", "tiny"] == 6.5
+    assert told["inferlane_fairness_gap", "tiny"] == 900
+    assert told["inferlane_fairness_bound", "tiny"] == 12_000
+    assert told["inferlane_work_tokens_total", "1", "tiny", "priority"] == 5000
+    assert told["inferlane_work_tokens_total", "3", "tiny", "share"] == 250
     assert ("inferlane_row_limit_tokens", "band=1") not in told
     assert told["inferlane_worker_up", "gpu-1"] == 1
     assert told["inferlane_worker_inflight_jobs", "gpu-1"] == 1
