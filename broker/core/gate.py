@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 from broker.core.alarms import Alarms
+from broker.core.bands import LOW_BAND_MIN
 from broker.core.blame import is_suspect
 from broker.core.costs import cost_tokens
 from broker.core.decisions import HeldBy
@@ -19,6 +20,7 @@ from broker.core.pressure_step import Step
 from broker.core.queues import Pool, Waiting
 from broker.core.quotas import jobs_refusal, refusal
 from broker.core.rows import Borrow, Refusal
+from broker.wire.ids import BATCH_BAND
 
 HOLD_LOOK_S = 0.01
 """Jobs held for a worker are looked at again this often even if nothing changed: a hold ends by
@@ -57,14 +59,25 @@ class Gate:
             waiting.held_by = HeldBy.ROOM if pool.workers else HeldBy.NO_WORKERS
         return needless
 
-    def batch_bound(self, pool: Pool, *, by_share: bool) -> HeldBy | None:
-        """Say what keeps all batch jobs of a pool; `by_share`: one is owed its guaranteed share."""
-        if not by_share and pool.pressure >= Step.HOLD_BATCH:
-            return HeldBy.PRESSURE
-        floor_share = self._mind.policy.pressure.online_floor_share
-        if pool.inflight_batch_jobs >= pool.batch_jobs_max(floor_share):
+    def kept_back(self, pool: Pool, band: int, *, by_share: bool = False) -> HeldBy | None:
+        """Say what keeps all jobs of a low band from a slot that is free, or will be.
+
+        The last free slots are for online jobs: for batch always, for standard jobs while online
+        ones run. `by_share`: the band is owed its guaranteed share, which only the floor that batch
+        never gets stands against.
+        """
+        if band < LOW_BAND_MIN:
+            return None
+        floor = pool.floor_jobs(self._mind.policy.pressure.online_floor_share)
+        is_batch = band == BATCH_BAND
+        if is_batch and pool.inflight_batch_jobs >= pool.slots - floor:
             return HeldBy.FLOOR if pool.slots else HeldBy.NO_WORKERS
-        return None
+        if by_share:
+            return None
+        if is_batch and pool.pressure >= Step.HOLD_BATCH:
+            return HeldBy.PRESSURE
+        kept = floor if is_batch else min(floor, pool.inflight_online_jobs)
+        return HeldBy.FLOOR if 0 < kept >= pool.slots - pool.inflight_jobs else None
 
     def look(self, waiting: Waiting, *, borrow: Borrow = Borrow.ANY) -> Placement | None:
         """Find where a job may go now, through both steps; else note what holds it."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from broker.core.queues import Queue, Queues
 from broker.core.quotas import Quotas
 from broker.core.state import Lease, Worker
-from broker.wire.ids import BATCH_BAND
+from broker.wire.ids import BATCH_BAND, ONLINE_BANDS
 
 
 class Ledger:
@@ -46,6 +46,7 @@ class Ledger:
         queue.inflight_jobs += 1
         queue.pool.inflight_jobs += 1
         queue.pool.inflight_batch_jobs += queue.band == BATCH_BAND
+        queue.pool.inflight_online_jobs += queue.band in ONLINE_BANDS
         self._quotas.take(queue.rows, lease.cost_tokens, starts=starts)
 
     def remove(self, lease: Lease, worker: Worker, *, unstarted: bool = False) -> None:
@@ -56,6 +57,7 @@ class Ledger:
         queue.inflight_jobs -= 1
         queue.pool.inflight_jobs -= 1
         queue.pool.inflight_batch_jobs -= queue.band == BATCH_BAND
+        queue.pool.inflight_online_jobs -= queue.band in ONLINE_BANDS
         self._quotas.give_back(queue.rows, lease.cost_tokens, unstarted=unstarted)
 
     def correct(self, lease: Lease, cost_tokens: float) -> None:

@@ -19,19 +19,18 @@ from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
 
-from broker.core.bands import Way
+from broker.core.bands import LOW_BAND_MIN, Way
 from broker.core.decisions import Dispatch, Explanation, HeldBy
 from broker.core.gate import Gate, cost_of
 from broker.core.lanes import Ranking, group_of
 from broker.core.mind import Mind
 from broker.core.placement import Placement
-from broker.core.pressure import ONLINE_BANDS
 from broker.core.pressure_step import Step
 from broker.core.queues import Line, Pool, Queue, Waiting
 from broker.core.quotas import jobs_refusal
 from broker.core.rows import Borrow
 from broker.core.state import Lease
-from broker.wire.ids import BANDS, BATCH_BAND
+from broker.wire.ids import BANDS, BATCH_BAND, ONLINE_BANDS
 
 PASSES = 4
 """How many placements are asked for, for each candidate to choose from: some are held for a
@@ -93,7 +92,7 @@ class Order:
         if self._gate.is_passed_by(waiting):
             return
         queue = waiting.queue
-        if queue.band == BATCH_BAND and self._keeps_batch(queue.pool, by_share=False):
+        if self._keeps_back(queue.pool, queue.band):
             return
         placement = self._gate.look(waiting)
         if placement is not None:
@@ -118,16 +117,15 @@ class Order:
 
     def _choose_by_band(self, pool: Pool, borrow: Borrow) -> tuple[Waiting, Placement, Way] | None:
         for band in pool.shares.owed(pool.in_line, pool.work_tokens):
-            if band == BATCH_BAND and self._keeps_batch(pool, by_share=True):
+            if self._keeps_back(pool, band, by_share=True):
                 continue
             best = self._contest(pool, [(band, False), (band, True)], _more(pool, band, borrow))
             if best is not None:
                 return (*best, Way.SHARE)
             if pool.closed:
                 return None
-        keeps_batch = self._keeps_batch(pool, by_share=False)
         for band in BANDS:
-            for stands in self._stands(pool, band, keeps_batch=keeps_batch):
+            for stands in self._stands(pool, band):
                 best = self._contest(pool, stands, _more(pool, band, borrow))
                 if best is not None:
                     rose = best[0].queue.band > band and any(pool.in_line[: band + 1])
@@ -136,32 +134,38 @@ class Order:
                     return None
         return None
 
-    def _stands(self, pool: Pool, band: int, *, keeps_batch: bool) -> list[list[tuple[int, bool]]]:
+    def _stands(self, pool: Pool, band: int) -> list[list[tuple[int, bool]]]:
         """List who competes in a band, contest after contest.
 
-        Aged jobs of the band below stand among its own. Batch has counters of its own, which say
-        nothing beside others': what its credit allows goes first.
+        Aged jobs of the band below stand among its own; where nobody of a higher band waits, they
+        take no slot that is kept for such. Batch has counters of its own, which say nothing beside
+        others': what its credit allows goes first.
         """
         own, rising = [(band, False), (band, True)], band + 1
-        if band == BATCH_BAND:
-            return [] if keeps_batch else [own]
-        if (keeps_batch and rising == BATCH_BAND) or not pool.shares.may_age(
-            rising, pool.in_line, pool.work_tokens
-        ):
-            return [own]
+        stands = [] if self._keeps_back(pool, band) else [own]
+        if rising not in BANDS:
+            return stands
+        is_held = rising == BATCH_BAND and pool.pressure >= Step.HOLD_BATCH
+        competes = any(pool.in_line[:LOW_BAND_MIN]) and not is_held
+        if self._keeps_back(pool, rising, by_share=competes):
+            return stands
+        if not pool.shares.may_age(rising, pool.in_line, pool.work_tokens):
+            return stands
         aged = (rising, True)
-        return [[aged], own] if rising == BATCH_BAND else [[*own, aged]]
+        if rising == BATCH_BAND:
+            return [[aged], *stands]
+        return [[*own, aged]] if stands else [[aged]]
 
-    def _keeps_batch(self, pool: Pool, *, by_share: bool) -> bool:
-        """Say whether no batch may go now, and note why at the job that would be next."""
-        if not pool.in_line[BATCH_BAND]:
+    def _keeps_back(self, pool: Pool, band: int, *, by_share: bool = False) -> bool:
+        """Say whether no job of a band may go now, and note why at the one that would be next."""
+        if not pool.in_line[band]:
             return False
-        held_by = self._gate.batch_bound(pool, by_share=by_share)
+        held_by = self._gate.kept_back(pool, band, by_share=by_share)
         if held_by is None:
             return False
-        for ranking, is_aged in ((pool.fresh[BATCH_BAND], False), (pool.aged[BATCH_BAND], True)):
+        for ranking, is_aged in ((pool.fresh[band], False), (pool.aged[band], True)):
             if ranking:
-                queue = pool.queues[ranking.first, BATCH_BAND]
+                queue = pool.queues[ranking.first, band]
                 self._gate.hold((queue.aged if is_aged else queue.fresh)[0][3], held_by)
         return True
 

@@ -158,8 +158,9 @@ class PressurePolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What batch gives way when online jobs must wait: three steps, by their expected wait."""
 
     online_floor_share: Share = 0.1
-    """Of a model's slots, what batch never gets: its jobs run for minutes, and people come in
-    seconds. At least one slot where there are two; 0: none."""
+    """Of a model's slots, what is kept free for online jobs: batch never gets it, and standard
+    jobs not while online ones run. People come in bunches, and find what jobs of minutes leave
+    free. At least one slot where there are two; 0: none."""
     borrow_wait_s: Positive = 2.0
     """Step 1, from this expected wait of bands 0-1 on: they borrow batch's seats before batch uses
     them itself."""

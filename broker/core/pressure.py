@@ -16,15 +16,13 @@ from broker.core.policy import PressurePolicy
 from broker.core.pressure_step import Step
 from broker.core.queues import Pool, Queue
 from broker.core.quotas import jobs_refusal
-from broker.wire.ids import BATCH_BAND
+from broker.wire.ids import BATCH_BAND, ONLINE_BANDS
 
 LOOK_S = 0.25
 """How often the expected waits are looked at."""
 
 LANES_MAX = 64
 """Queues of a pool that one look asks."""
-
-ONLINE_BANDS = (0, 1)
 
 
 class Pressure:

@@ -130,6 +130,8 @@ class Pool:
     slots: int = 0
     """Of its workers."""
     inflight_jobs: int = 0
+    inflight_online_jobs: int = 0
+    """Of bands 0-1."""
     inflight_batch_jobs: int = 0
     pressure: Step = Step.NONE
     refusing_since_s: float = 0.0
@@ -149,10 +151,9 @@ class Pool:
     holding: bool = False
     """Some are held for the worker with their prefix."""
 
-    def batch_jobs_max(self, floor_share: float) -> int:
-        """Tell how many slots batch may have: all but the floor, and one at least."""
-        floor = math.ceil(floor_share * self.slots) if floor_share else 0
-        return max(self.slots - floor, min(1, self.slots))
+    def floor_jobs(self, floor_share: float) -> int:
+        """Tell how many slots are kept for online jobs: a share, rounded up, and never all."""
+        return min(math.ceil(floor_share * self.slots), max(0, self.slots - 1))
 
     @property
     def waiting(self) -> bool:

@@ -15,6 +15,9 @@ TOKEN_CHARS_MAX = 64
 BANDS = (0, 1, 2, 3)
 """Priority classes, most urgent first: 0 critical, 1 interactive, 2 standard, 3 batch."""
 
+ONLINE_BANDS = (0, 1)
+"""Somebody waits at the other end."""
+
 BATCH_BAND = 3
 
 _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{1,{TOKEN_CHARS_MAX}}}")

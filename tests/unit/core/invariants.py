@@ -15,7 +15,7 @@ from broker.core.quotas import refusal
 from broker.core.rows import Borrow, RowUsage
 from broker.core.scheduler import Scheduler
 from broker.core.state import Lease
-from broker.wire.ids import BANDS, BATCH_BAND
+from broker.wire.ids import BANDS, BATCH_BAND, ONLINE_BANDS
 
 
 def matches(row: QuotaRow, job: JobSpec) -> bool:
@@ -47,6 +47,8 @@ def check_sums(scheduler: Scheduler) -> None:
             one for one in leases if one.job.model == pool.model and one.job.band == BATCH_BAND
         ]
         assert pool.inflight_batch_jobs == len(batch)
+        online = sum(one.job.model == pool.model and one.job.band in ONLINE_BANDS for one in leases)
+        assert pool.inflight_online_jobs == online
         assert pool.inflight_jobs == sum(lease.job.model == pool.model for lease in leases)
         assert pool.slots == sum(worker.slots for worker in pool.workers.values())
         _check_lines(mind, pool)
@@ -114,11 +116,18 @@ def check_rows(scheduler: Scheduler, dispatched: Iterable[JobSpec]) -> None:
             assert row.tokens_per_min is None or usage.bucket_tokens >= 0
 
 
-def _keeps_batch(mind: Mind, pool: Pool) -> bool:
-    """Say whether batch may take no slot but those that online jobs keep, or none at all."""
-    floor = math.ceil(mind.policy.pressure.online_floor_share * pool.slots)
-    most = max(pool.slots - floor, 1)
-    return pool.inflight_batch_jobs >= most or pool.pressure >= Step.HOLD_BATCH
+def _keeps_back(mind: Mind, pool: Pool, band: int) -> bool:
+    """Say whether a low band may take no slot but those that are kept for online jobs."""
+    leases = [one for one in mind.ledger if one.job.model == pool.model]
+    free = pool.slots - len(leases)
+    floor = min(
+        math.ceil(mind.policy.pressure.online_floor_share * pool.slots), max(0, pool.slots - 1)
+    )
+    online = sum(one.job.band in ONLINE_BANDS for one in leases)
+    batch = sum(one.job.band == BATCH_BAND for one in leases)
+    if band == BATCH_BAND:
+        return free <= floor or batch >= pool.slots - floor or pool.pressure >= Step.HOLD_BATCH
+    return band not in ONLINE_BANDS and online > 0 and free <= min(floor, online)
 
 
 def check_work_conservation(scheduler: Scheduler, router: Router) -> None:
@@ -138,7 +147,7 @@ def check_work_conservation(scheduler: Scheduler, router: Router) -> None:
         if placement.worker is None:
             continue
         pool = waiting.queue.pool
-        if waiting.queue.band == BATCH_BAND and _keeps_batch(mind, pool):
+        if _keeps_back(mind, pool, waiting.queue.band):
             continue
         cost_tokens = placement.uncached_tokens + 2.0 * waiting.output_tokens_expected
         blocked = refusal(waiting.queue.rows, cost_tokens, at_s=mind.at_s)
