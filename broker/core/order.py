@@ -42,6 +42,10 @@ STEP_DISPATCHES_MAX = 256
 SETTLE_DISPATCHES_MAX = 8
 """The same, of `Scheduler.settle`, which is asked again for the rest: about a millisecond."""
 
+ROOM_DEBT_TOKENS_MAX = 65_536.0
+"""Most that a lane falls behind whose jobs find no room where smaller ones do: it goes first when
+there is some, and so gets its share in the end; but what never fits must not bank for ever."""
+
 SKIPS = 64
 """How far it is walked past jobs that are surely too large: that costs next to nothing."""
 
@@ -175,7 +179,7 @@ class Order:
         """Find the best job of the least served lanes that have one which may go."""
         order = self._mind.policy.order
         fair: list[Line] = []
-        passed: list[Queue] = []
+        passed: list[tuple[Queue, float]] = []
         least = 0.0
         best: tuple[Waiting, Placement] | None = None
         for counter, lane, band, aged in self._entries(pool, stands, borrow):
@@ -185,14 +189,14 @@ class Order:
                 best = self._best(fair, borrow)
                 if best is not None or pool.closed:
                     break
-                passed += [line[0][3].queue for line in fair]
+                passed += [(line[0][3].queue, ROOM_DEBT_TOKENS_MAX) for line in fair]
                 fair = []
             queue = pool.queues[lane, band]
             line = queue.aged if aged else queue.fresh
             blocked = jobs_refusal(queue.rows, borrow=borrow)
             if blocked is not None:
                 self._gate.hold(line[0][3], HeldBy.QUOTA, blocked)
-                passed.append(queue)
+                passed.append((queue, 0.0))
                 continue
             if not fair:
                 least = counter
@@ -227,14 +231,15 @@ class Order:
         self._gate.hold(line[0][3], HeldBy.QUOTA, blocked)
         return True
 
-    def _lift(self, passed: list[Queue], chosen: Queue) -> None:
-        """Let nobody bank the time in which it could not have gone anyway (its quota, no room)."""
+    def _lift(self, passed: list[tuple[Queue, float]], chosen: Queue) -> None:
+        """Let nobody bank the time in which its quota kept it; little, where it found no room."""
         counters = chosen.pool.counters
         counter = counters.counter(chosen.lane, group=group_of(chosen.band))
         floor = counter - self._mind.policy.order.lane_slack_tokens
-        for queue in passed:
+        for queue, debt_max in passed:
             if group_of(queue.band) == group_of(chosen.band):
-                behind = floor - counters.counter(queue.lane, group=group_of(queue.band))
+                counter = counters.counter(queue.lane, group=group_of(queue.band))
+                behind = floor - debt_max - counter
                 if behind > 0:
                     self._mind.queues.charge(queue, behind * queue.weight)
 
