@@ -183,10 +183,11 @@ def test_what_never_fits_banks_a_bounded_debt() -> None:
             gaps.append(router[0].scheduler.views.pools()[0].fairness_gap)
         world.call_at(at_s + 1.0, look) if world.open else None
 
+    free = BandPolicy(guaranteed_share=0.0)
     policy = Policy(
         models=(MODEL,),
         lanes=(LanePolicy(name="small"), LanePolicy(name="huge")),
-        bands=(BandPolicy(guaranteed_share=0.0),) * 4,
+        bands=(free, free, free, free),
     )
     world.call_at(1.0, look)
     router.append(MindRouter(world, policy, seed=1))
