@@ -170,6 +170,19 @@ class LeasePolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """More of the fleet falling silent at once is the network, not the workers."""
 
 
+class BreakerPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a worker gets no new jobs because its engine fails them."""
+
+    failures_max: Limit = 3
+    """Different jobs that fail there in a row, none completed between. 0: no breaker. As few as a
+    job's own `failures_max`, and fewer than Envoy's 5: each failure costs a job a retry."""
+    open_s: Positive = 5.0
+    """Then nothing new goes there for so long; after that one job is tried."""
+    open_s_max: Positive = 30.0
+    """Where that fails, too, the time doubles up to this: half of what an interactive job waits at
+    most, so that jobs outlast the recovery of a sick fleet."""
+
+
 class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All of it."""
 
@@ -180,3 +193,4 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     routing: RoutingPolicy = RoutingPolicy()
     order: OrderPolicy = OrderPolicy()
     leases: LeasePolicy = LeasePolicy()
+    breaker: BreakerPolicy = BreakerPolicy()

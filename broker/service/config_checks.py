@@ -22,6 +22,7 @@ def check(config: Config) -> Iterator[Finding]:
     yield from _quotas(config)
     yield from _shares(config)
     yield from _leases(config)
+    yield from _breaker(config)
     yield from _broker(config)
     yield from _streams(config)
 
@@ -133,6 +134,13 @@ def _leases(config: Config) -> Iterator[Finding]:
     if leases.stall_s > leases.run_s_max:
         message = f"must be at most run_s_max ({leases.run_s_max:g} s), or it never acts"
         yield ("policy", "leases", "stall_s"), message
+
+
+def _breaker(config: Config) -> Iterator[Finding]:
+    breaker = config.policy.breaker
+    if breaker.open_s_max < breaker.open_s:
+        message = f"must be at least open_s ({breaker.open_s:g} s)"
+        yield ("policy", "breaker", "open_s_max"), message
 
 
 def _broker(config: Config) -> Iterator[Finding]:

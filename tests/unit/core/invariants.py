@@ -40,7 +40,7 @@ def check_sums(scheduler: Scheduler) -> None:
         )
     for pool in mind.queues.pools.values():
         assert pool.inflight_jobs == sum(lease.job.model == pool.model for lease in leases)
-        assert pool.slots == sum(worker.slots for worker in pool.workers.values())
+        assert pool.slots == sum(one.slots_for_new for one in pool.workers.values())
         _check_lines(mind, pool)
 
 

@@ -56,7 +56,7 @@ def test_example_names_every_key() -> None:
     default = msgspec.to_builtins(default_config(lanes=["main"], models=["tiny"]))
     for table in ("nats", "broker", "streams"):
         assert written[table].keys() == default[table].keys()
-    for table in ("routing", "order", "leases"):
+    for table in ("routing", "order", "leases", "breaker"):
         assert written["policy"][table].keys() == default["policy"][table].keys()
     assert written["policy"]["lanes"][0].keys() == default["policy"]["lanes"][0].keys()
     rows = msgspec.json.schema(Config)["$defs"]["QuotaRow"]["properties"]
@@ -157,6 +157,10 @@ def test_quota_rows_of_the_example() -> None:
         (
             SERVES + "[policy.leases]\nrevoke_s = 3.0\n",
             "f.toml:12: policy.leases.revoke_s: 3 s must be longer than lease_s (3 s)",
+        ),
+        (
+            SERVES + "[policy.breaker]\nopen_s_max = 1.0\n",
+            "f.toml:12: policy.breaker.open_s_max: must be at least open_s (5 s)",
         ),
         (
             SERVES + "[policy.leases]\nretry_s_max = 0.1\n",
