@@ -5,7 +5,7 @@ after each step what no breaker may do whatever happens.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,17 @@ from broker.core.policy import BreakerPolicy, LeasePolicy, PolicyName, RoutingPo
 from broker.core.routing import make_router
 from broker.core.scheduler import Scheduler
 from broker.core.views import WorkerView
-from broker.wire.messages import Answer, Finished, Heartbeat, Kind, Outcome, Reason, Usage
+from broker.wire.messages import (
+    Answer,
+    CacheSummary,
+    Finished,
+    Heartbeat,
+    Kind,
+    Outcome,
+    Reason,
+    Usage,
+)
+from broker.wire.prefix import pack_hashes
 from tests.unit.core.cluster import MODEL, a_policy, a_spec, in_flight
 from tests.unit.core.invariants import check_sums
 
@@ -37,8 +47,6 @@ REST_S = 1.0
 """Beyond what is bounded by policy: a tick, a report, a back-off's jitter."""
 
 FAULTS = (Reason.ENGINE_FAILED, Reason.ENGINE_GARBAGE, Reason.ENGINE_TIMEOUT, Reason.STALLED)
-
-Ending = Callable[[Dispatch], Event]
 
 
 def settled(kind: Kind, reason: Reason | None = None, *, ran: bool = True) -> dict[str, Any]:
@@ -130,7 +138,7 @@ class BreakerWorld:
         self.names = [f"w{number}" for number in range(workers)]
         self.lives = dict.fromkeys(self.names, 1)
         self.engines = dict.fromkeys(self.names, 1)
-        self.sequence = 0
+        self.sequence = self.summaries = 0
         self.accounts = {name: Account() for name in self.names}
         self.running: dict[str, Dispatch] = {}
         """By key, what was dispatched and is not over."""
@@ -244,7 +252,15 @@ class BreakerWorld:
         if any(isinstance(one, Abort) for one in decisions):
             self.end(key, **settled(Kind.CANCELLED, Reason.CANCELLED))
 
-    def report(self, name: str, *, listed: bool = True) -> None:
+    def warm(self, name: str, blocks: Sequence[int]) -> None:
+        """Let a worker report these blocks as cached, and no others."""
+        self.summaries += 1
+        added = pack_hashes(blocks)
+        self.report(name, summary=CacheSummary(sequence=self.summaries, full=True, added=added))
+
+    def report(
+        self, name: str, *, listed: bool = True, summary: CacheSummary | None = None
+    ) -> None:
         """Let a worker report, ready and not draining, with all it was given."""
         self.sequence += 1
         view = self.views.get(name)
@@ -261,6 +277,7 @@ class BreakerWorld:
             slots=self.slots,
             inflight=tuple(in_flight(one.job, one.attempt) for one in leases),
             engine_incarnation=self.engines[name],
+            summary=summary,
         )
         self.step(WorkerReported(self.at_s, beat))
 
