@@ -88,7 +88,8 @@ class Gate:
             pool.closed = not waiting.job.adapter  # Nobody may have an adapter that others lack.
         else:
             self.hold(waiting, _lacking(pool) if placement.full else HeldBy.ROOM)
-            if placement.full and not excluding:
+            if placement.full and not excluding and not waiting.job.adapter:
+                # Those with an adapter have few workers: others may find room for more.
                 self._no_room_for(waiting, pool)
 
     def _no_room_for(self, waiting: Waiting, pool: Pool) -> None:

@@ -283,6 +283,7 @@ def _spec(entry: InFlight) -> JobSpec:
         entry.band,
         entry.model,
         client=entry.client,
+        adapter=entry.adapter,
         prompt_tokens=entry.prompt_tokens,
         output_tokens_max=entry.output_tokens_max,
         enqueued_at_s=entry.enqueued_at_s,

@@ -440,7 +440,9 @@ def _standing(seat: Seat) -> tuple[float, ...]:
 
 
 def may_serve(seat: Seat, job: JobSpec, excluded: Sequence[str]) -> bool:
-    """Say whether a worker of the job's pool has its model (and adapter) and is not passed over."""
+    """Say whether a worker has the job's model (and adapter) and is not passed over."""
+    if job.adapter and job.adapter not in seat.models:
+        return False
     return job.model in seat.models and seat.worker.id not in excluded
 
 

@@ -87,7 +87,8 @@ def _check_dispatched(
         require(not view.draining, name + "is draining")
         require(view.ready and not view.held_off, name + "is not ready or said busy")
         require(view.breaker != "open", name + "failed its last jobs")
-        require(lease.job.model in view.models, name + "does not serve its model")
+        needed = {lease.job.model, lease.job.adapter or lease.job.model}
+        require(needed <= set(view.models), name + "does not serve its model or adapter")
         require(view.inflight_jobs <= view.slots, name + f"has {view.slots} slots")
         bound = view.kv_tokens_max * policy.routing.kv_fill_ratio_max
         knows_kv = policy.routing.policy != "round_robin" and view.kv_tokens_max
