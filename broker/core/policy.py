@@ -176,11 +176,12 @@ class BreakerPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     failures_max: Limit = 3
     """Different jobs that fail there in a row, none completed between. 0: no breaker. As few as a
     job's own `failures_max`, and fewer than Envoy's 5: each failure costs a job a retry."""
-    open_s: Positive = 5.0
+    open_s: Positive = 2.0
     """Then nothing new goes there for so long; after that one job is tried."""
-    open_s_max: Positive = 30.0
-    """Where that fails, too, the time doubles up to this: half of what an interactive job waits at
-    most, so that jobs outlast the recovery of a sick fleet."""
+    open_s_max: Positive = 10.0
+    """Where that fails, too, the time doubles up to this. A look costs one job a retry, so it may
+    be had often; not to look costs the recovery of a fleet that was sick as a whole: no longer than
+    a critical job waits. (Envoy: 30 s to 300 s, SMG: 60 s; they have health checks as well.)"""
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from broker.core.breaker import BreakerState
 from broker.core.decisions import Abort, DeadLetter, Decision, Dispatch, HeldBy, Release
 from broker.core.events import (
@@ -120,9 +122,9 @@ class BreakerWorld:
         tries: int = 1000,
         **breaker: Any,
     ) -> None:
-        """`tries`: failures after which a job is a dead letter."""
+        """`tries`: failures after which a job is a dead letter. Breakers open for 5 to 30 s."""
         self.at_s = 1000.0
-        self.breaker = BreakerPolicy(**breaker)
+        self.breaker = replace(BreakerPolicy(open_s=5.0, open_s_max=30.0), **breaker)
         self.policy = a_policy(
             routing=RoutingPolicy(policy=routing),
             breaker=self.breaker,

@@ -124,7 +124,7 @@ def test_stalls_from_before_it_closed_do_not_open_it_anew() -> None:
 )
 def test_the_time_doubles_up_to_its_cap(openings: int, seconds: float) -> None:
     """For any number of openings in a row."""
-    assert open_s(openings, BreakerPolicy()) == seconds
+    assert open_s(openings, BreakerPolicy(open_s=5.0, open_s_max=30.0)) == seconds
 
 
 def test_one_job_is_tried_and_its_success_closes() -> None:
@@ -252,7 +252,7 @@ def test_forgiving_closes_a_breaker_that_opened_too_soon() -> None:
 
 def test_forgiving_changes_nothing_after_a_probe_has_failed() -> None:
     """A later job has shown that the engine is sick."""
-    policy, breaker = BreakerPolicy(failures_max=1), Breaker()
+    policy, breaker = BreakerPolicy(failures_max=1, open_s=5.0), Breaker()
     breaker.fails("j1", an_attempt(1), given_at_s=9.0, at_s=10.0, policy=policy)
     assert breaker.half_opens(15.0)
     assert breaker.given(an_attempt(2))
@@ -263,7 +263,7 @@ def test_forgiving_changes_nothing_after_a_probe_has_failed() -> None:
 
 def test_a_doubtful_probe_is_repeated_after_the_same_time() -> None:
     """It failed elsewhere, too: that the engine is sick is no more certain than before."""
-    policy, breaker = BreakerPolicy(failures_max=1), Breaker()
+    policy, breaker = BreakerPolicy(failures_max=1, open_s=5.0), Breaker()
     breaker.fails("j1", an_attempt(1), given_at_s=9.0, at_s=10.0, policy=policy)
     breaker.half_opens(15.0)
     breaker.given(an_attempt(2))

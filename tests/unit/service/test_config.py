@@ -208,7 +208,7 @@ def test_quota_rows_of_the_example() -> None:
         ),
         (
             SERVES + "[policy.breaker]\nopen_s_max = 1.0\n",
-            "f.toml:12: policy.breaker.open_s_max: must be at least open_s (5 s)",
+            "f.toml:12: policy.breaker.open_s_max: must be at least open_s (2 s)",
         ),
         (
             SERVES + "[policy.leases]\nretry_s_max = 0.1\n",

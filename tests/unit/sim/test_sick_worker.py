@@ -129,25 +129,25 @@ def test_a_sick_worker_is_a_black_hole_without_its_breaker(policy: PolicyName) -
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_with_its_breaker_it_gets_a_bounded_few(policy: PolicyName) -> None:
-    """Three open it; what was on its way then, and one probe after 5 s: 4 or 5 in 15 s, not 313.
-    First tokens come sooner, and once it is well it serves again.
+    """Three open it; beside those what was on its way, and a probe after 2, 6 and 14 s: 6 or 7 in
+    15 s, not 313. First tokens come sooner, and once it is well it serves again.
     """
     found, without = figures(policy, failures_max=3), figures(policy, failures_max=0)
-    probes = 2  # After 5 s and 10 s more.
+    probes = 3
     assert found.to_sick <= 3 + DEMO.slots + probes
-    assert found.to_sick < 0.02 * without.to_sick
+    assert found.to_sick < 0.03 * without.to_sick
     assert found.ttft_s_mean < 0.95 * without.ttft_s_mean
-    assert found.openings == 2
+    assert found.openings == 1 + probes
     assert found.serves_again
     assert found.given_up == without.given_up == 0
 
 
 def test_a_fleet_that_is_sick_as_a_whole_loses_few_jobs() -> None:
     """With all four sick for 15 s jobs wait for the probes; without breakers most jobs that come
-    in that time are tried thrice within two seconds and given up (290 of 300, here 5).
+    in that time are tried thrice within two seconds and given up (290 of 300, here 17).
     """
     found = figures("first_token", failures_max=3, workers_sick=WORKERS)
     without = figures("first_token", failures_max=0, workers_sick=WORKERS)
     assert without.given_up > 0.8 * PER_S * (SICK_UNTIL_S - SICK_FROM_S)
-    assert found.given_up < 0.05 * without.given_up
+    assert found.given_up < 0.1 * without.given_up
     assert found.serves_again
