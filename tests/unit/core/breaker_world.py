@@ -316,13 +316,15 @@ class BreakerWorld:
     # ---- all is well ---------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """From here on every engine works: all jobs end, and all workers serve, in bounded time."""
+        """From here on every engine works, and all are needed: all serve, and all jobs end, in
+        bounded time.
+        """
         until_s = self.at_s + self.breaker.open_s_max + REST_S
         for name in self.names:
             self.report(name)
         while not self._is_well():
             assert self.at_s <= until_s, f"{self._shut()} still don't serve; {self._waiting()}"
-            self.submit(len(self.names))
+            self.submit(len(self.names) * self.slots)  # All are needed, the least liked one, too.
             self._complete_all()
             self.wait(STEP_S)
         until_s = self.at_s + REST_S + 0.1 * self.jobs
