@@ -36,6 +36,7 @@ from producers.errors import (
     UnknownModel,
     Unreachable,
 )
+from producers.naming import other_names, resolve
 
 _RETRY_S = (0.05, 2.0)
 """First and longest pause between tries while the link is down: a reconnect takes 0.2 s, an
@@ -67,6 +68,7 @@ class Door:
 
     async def store(self, job: Job) -> Appended:
         """Try once to store a job's message. Raises what the bus raises."""
+        job = self._meant(job)
         return await self._bus.append(
             _subject(job.lane, job.band, job.model),
             encode(job),
@@ -115,6 +117,13 @@ class Door:
             tries += 1
             await asyncio.sleep(pause_s)
 
+    def _meant(self, job: Job) -> Job:
+        """Return a job that was built before the offer said what its model's name stands for."""
+        model, adapter = resolve(job.model, job.adapter, self._offer)
+        if model == job.model:
+            return job
+        return msgspec.structs.replace(job, model=model, adapter=adapter)
+
     async def load_offer(self) -> LaneOffer | None:
         """Read what the lane offers; None when nobody wrote it or it can't be read now."""
         try:
@@ -137,9 +146,12 @@ class Door:
                 return None
             message = f"the cluster has no lane {self.lane!r}; it has: {', '.join(lanes)}"
             return UnknownLane(message)
-        if job.model not in offer.models:
+        model = self._meant(job).model
+        if model not in offer.models:
+            also = other_names(model, offer)
+            called = f" (also called {', '.join(map(repr, also))})" if also else ""
             message = (
-                f"lane {self.lane!r} offers no model {job.model!r}; "
+                f"lane {self.lane!r} offers no model {model!r}{called}; "
                 f"it offers: {', '.join(offer.models) or 'none'}"
             )
             return UnknownModel(message)

@@ -18,6 +18,7 @@ from broker.wire.prompt import (
     prompt_tokens_estimate,
 )
 from producers.errors import BadRequest, BodyTooLarge
+from producers.naming import resolve
 
 STANDARD_BAND = 2
 
@@ -53,6 +54,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     band: int = STANDARD_BAND
     session: str = ""
     adapter: str = ""
+    """LoRA adapter of the model; empty: none, or the one that the model's name stands for."""
     deadline_s: float | None = None
     """Seconds from now after which nobody wants the answer."""
     stream: bool | None = None
@@ -75,11 +77,11 @@ def build_job(
 ) -> Job:
     """Read a body and build its job.
 
-    Raises BadRequest or BodyTooLarge. A body of bytes goes through untouched unless the model is
-    missing in it.
+    A name that the offer knows as an alias or adapter stands for that model. Raises BadRequest or
+    BodyTooLarge. A body of bytes goes through untouched unless the model is missing in it.
     """
     parsed, raw = _read(body, wish.model)
-    model = _model_of(parsed, wish.model)
+    model, adapter = resolve(_model_of(parsed, wish.model), wish.adapter, offer)
     bytes_max = min(BODY_BYTES_MAX, offer.body_bytes_max) if offer else BODY_BYTES_MAX
     if len(raw) > bytes_max:
         message = (
@@ -89,7 +91,7 @@ def build_job(
         raise BodyTooLarge(message)
     text = prompt_text(parsed)
     hashes = block_hashes(
-        text, seed=seed(model=model, adapter=wish.adapter, scope=wish.cache_scope or lane)
+        text, seed=seed(model=model, adapter=adapter, scope=wish.cache_scope or lane)
     )
     now_s = time.time()
     per_token = offer.bytes_per_token.get(model, BYTES_PER_TOKEN) if offer else BYTES_PER_TOKEN
@@ -102,7 +104,7 @@ def build_job(
         body=raw,
         endpoint=wish.endpoint,
         session=wish.session,
-        adapter=wish.adapter,
+        adapter=adapter,
         stream=parsed.get("stream") is True if wish.stream is None else wish.stream,
         restart_visible=wish.restart_visible,
         submitted_at_s=now_s,

@@ -101,6 +101,7 @@ class Running:
             started_at_s=self.accepted_at_s,
             ack_subject=self.order.ack_subject,
             client=self.job.client,
+            adapter=self.job.adapter,
         )
 
 

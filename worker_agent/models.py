@@ -24,10 +24,11 @@ class ModelNames:
     def body(self, job: Job) -> bytes:
         """Return the body for the engine: untouched if it asks for the job's model, else made to.
 
-        The job's model is what its lane was admitted for, whatever the body says; an adapter goes
-        by its own name in the body.
+        The job's model is what its lane was admitted for, whatever the body says (an alias, say).
+        An adapter goes by its own name in the place of the model, as vLLM takes it.
         """
-        name = self._configured.get(job.model, job.model)
+        meant = job.adapter or job.model
+        name = self._configured.get(meant, meant)
         try:
             fields: object = orjson.loads(job.body)
         except orjson.JSONDecodeError:
@@ -35,6 +36,6 @@ class ModelNames:
         if not isinstance(fields, dict):
             return job.body
         asked = cast("dict[str, object]", fields)
-        if asked.get("model") == name or (job.adapter and asked.get("model") == job.adapter):
+        if asked.get("model") == name:
             return job.body
         return orjson.dumps({**asked, "model": name})

@@ -153,6 +153,8 @@ class OrderDesk:
             return Said(Answer.BUSY, f"the engine is not ready: {self._watch.readiness.detail}")
         if job.model not in self._names.served:
             return Said(Answer.UNKNOWN, f"model {job.model} is not served here")
+        if job.adapter and job.adapter not in self._names.served:
+            return Said(Answer.UNKNOWN, f"adapter {job.adapter} is not served here")
         slots = self._watch.facts.slots
         if len(self._ledger.running) >= slots:
             return Said(Answer.BUSY, f"all {slots} slots are taken")

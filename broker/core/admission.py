@@ -83,6 +83,10 @@ class Door:
             lane.models and job.model not in lane.models
         ):
             return _reject(job, Reason.UNKNOWN_MODEL, row=f"lane={job.lane} model={job.model}")
+        adapters = self._mind.policy.adapters
+        if job.adapter and adapters and job.adapter not in adapters.get(job.model, ()):
+            row = f"lane={job.lane} model={job.model} adapter={job.adapter}"
+            return _reject(job, Reason.UNKNOWN_MODEL, row=row)
         if lane.paused:
             row, after_s = f"lane={job.lane}", PAUSED_RETRY_AFTER_S
             return _reject(job, Reason.LANE_PAUSED, row=row, retry_after_s=after_s)

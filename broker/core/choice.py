@@ -341,4 +341,4 @@ def is_rare(level: Level, pool: Pool) -> bool:
 
 def session_key(job: JobSpec) -> tuple[str, str, str]:
     """Return what a session sticks by."""
-    return (job.lane, job.model, job.session)
+    return (job.lane, job.adapter or job.model, job.session)

@@ -28,6 +28,8 @@ class HeldBy(StrEnum):
     """Others were before it."""
     BACK_OFF = "back_off"
     NO_WORKERS = "no_workers"
+    BREAKER = "breaker"
+    """Every worker that serves it failed its last jobs, and is tried with one from time to time."""
     START = "start"
 
 
@@ -53,6 +55,8 @@ class Explanation:
     predicted_ttft_s: float
     queue_s: float
     held_by: HeldBy
+    is_probe: bool = False
+    """Its worker's breaker is half-open: the job shows whether it may close."""
 
 
 @dataclass(frozen=True, slots=True)

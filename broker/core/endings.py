@@ -5,6 +5,7 @@ The one exception is a settled job: its terminal record stands, whoever wrote it
 attempt and any waiting entry go.
 """
 
+from broker.core.breakers import Breakers
 from broker.core.costs import cost_tokens
 from broker.core.decisions import Cancel, Release
 from broker.core.estimates import Estimates
@@ -19,8 +20,16 @@ from broker.wire.messages import Answer, Attempt, Finished, FirstToken, Kind, Ou
 class Endings:
     """Takes what is said of single jobs."""
 
-    def __init__(self, mind: Mind, leases: Leases, retries: Retries, estimates: Estimates) -> None:
+    def __init__(
+        self,
+        mind: Mind,
+        leases: Leases,
+        retries: Retries,
+        estimates: Estimates,
+        breakers: Breakers,
+    ) -> None:
         self._mind = mind
+        self._breakers = breakers
         self._leases = leases
         self._retries = retries
         self._estimates = estimates
@@ -124,6 +133,8 @@ class Endings:
         mind, usage = self._mind, finished.usage
         worker = mind.fleet.workers[lease.worker]
         real: float | None = None
+        if finished.ran and finished.kind is Kind.COMPLETED:
+            self._breakers.attempt_completed(lease)
         if not finished.ran:
             real = 0.0
         elif usage.prompt_tokens:

@@ -49,12 +49,13 @@ class Fleet:
         return worker.orders
 
     def serves_now(self, worker: Worker) -> bool:
-        """Say whether a worker takes new jobs at all."""
+        """Say whether a worker is one of its pools: its breaker aside, it takes new jobs."""
         return worker.phase is Phase.LIVE and worker.ready and not worker.draining
 
     def refresh(self, worker: Worker) -> None:
-        """Bring the pools in line with a worker's phase, readiness, models and slots."""
-        now = (worker.models, worker.slots) if self.serves_now(worker) else ((), 0)
+        """Bring the pools in line with a worker's phase, readiness, models, slots and breaker."""
+        serves = self.serves_now(worker)
+        now = (worker.models, worker.slots_for_new) if serves else ((), 0)
         before = self._serves.get(worker.id, ((), 0))
         if now == before:
             return

@@ -56,7 +56,7 @@ class Gate:
             and waiting.output_tokens_expected >= smaller.output_tokens_max
         )
         if needless:
-            waiting.held_by = HeldBy.ROOM if pool.workers else HeldBy.NO_WORKERS
+            waiting.held_by = _lacking(pool)
         return needless
 
     def kept_back(self, pool: Pool, band: int, *, by_share: bool = False) -> HeldBy | None:
@@ -112,8 +112,9 @@ class Gate:
             self.hold(waiting, HeldBy.NO_WORKERS)
             pool.closed = not waiting.job.adapter  # Nobody may have an adapter that others lack.
         else:
-            self.hold(waiting, HeldBy.ROOM)
-            if placement.full and not excluding:
+            self.hold(waiting, _lacking(pool) if placement.full else HeldBy.ROOM)
+            if placement.full and not excluding and not waiting.job.adapter:
+                # Those with an adapter have few workers: others may find room for more.
                 self._no_room_for(waiting, pool)
 
     def _no_room_for(self, waiting: Waiting, pool: Pool) -> None:
@@ -136,6 +137,14 @@ class Gate:
         if blocked.retry_at_s < (pool.refill_at_s or math.inf):
             pool.refill_at_s = blocked.retry_at_s
             self._refills.set(blocked.retry_at_s, pool)
+
+
+def _lacking(pool: Pool) -> HeldBy:
+    """Say what a pool lacks that has no room."""
+    if not pool.workers:
+        return HeldBy.NO_WORKERS
+    is_shut = not pool.slots and any(not one.breaker.takes_new for one in pool.workers.values())
+    return HeldBy.BREAKER if is_shut else HeldBy.ROOM
 
 
 def cost_of(waiting: Waiting, placement: Placement) -> float:

@@ -90,6 +90,8 @@ class Mind:
     def leases(self, lease: Lease, worker: Worker, *, starts: bool = True) -> None:
         """Give a job to a worker: count it, and charge its lane."""
         self.ledger.add(lease, worker, starts=starts)
+        if starts and worker.breaker.given(lease.attempt):
+            self.fleet.refresh(worker)  # Nothing else goes there until the probe has ended.
         queue = self.ledger.queue_of(lease)
         self.queues.charge(queue, lease.cost_tokens)
         counters = queue.pool.counters
@@ -103,6 +105,7 @@ class Mind:
         """Take a job back from its worker; by default its lane gets its tokens back."""
         worker = self.fleet.workers[lease.worker]
         self.ledger.remove(lease, worker, unstarted=unstarted)
+        worker.breaker.left(lease.attempt)
         suspects = self.suspects.get(worker.id)
         if suspects is not None:
             suspects.discard(lease.job.key)
@@ -161,7 +164,8 @@ class Mind:
         """Let pools and router see a worker's new state. `opened`: it may take more than before."""
         self.fleet.refresh(worker)
         self.router.changed(worker)
-        takes_more = len(worker.leases) < worker.slots and not worker.held_off
+        has_slot = len(worker.leases) < worker.slots and not worker.held_off
+        takes_more = has_slot and worker.breaker.takes_new
         if opened and takes_more and self.fleet.serves_now(worker):
             for model in worker.models:
                 self.queues.pool(model).opened()

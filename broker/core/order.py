@@ -20,6 +20,7 @@ from heapq import merge
 from itertools import islice
 
 from broker.core.bands import LOW_BAND_MIN, Way
+from broker.core.breaker import BreakerState
 from broker.core.decisions import Dispatch, Explanation, HeldBy
 from broker.core.gate import Gate, cost_of
 from broker.core.lanes import Ranking, group_of
@@ -282,6 +283,7 @@ class Order:
             why.predicted_ttft_s,
             queue_s=max(0.0, mind.at_s - waiting.held_at_s),
             held_by=_held_by(waiting),
+            is_probe=worker.breaker.state is BreakerState.HALF_OPEN,
         )
         lease = Lease(
             job,

@@ -196,10 +196,30 @@ class LeasePolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """More of the fleet falling silent at once is the network, not the workers."""
 
 
+class BreakerPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a worker gets no new jobs because its engine fails them."""
+
+    failures_max: Limit = 3
+    """Different jobs that fail there in a row, none completed between. 0: no breaker. As few as a
+    job's own `failures_max`, and fewer than Envoy's 5: each failure costs a job a retry."""
+    open_s: Positive = 2.0
+    """Then nothing new goes there for so long; after that one job is tried."""
+    open_s_max: Positive = 10.0
+    """Where that fails, too, the time doubles up to this. A look costs one job a retry, so it may
+    be had often; not to look costs the recovery of a fleet that was sick as a whole: no longer than
+    a critical job waits. (Envoy: 30 s to 300 s, SMG: 60 s; they have health checks as well.)"""
+
+
 class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All of it."""
 
     models: tuple[str, ...] = ()
+    aliases: dict[str, str] = {}
+    """Other names that requests may carry, each for one of `models`. Queues, quotas and metrics
+    know the model alone."""
+    adapters: dict[str, tuple[str, ...]] = {}
+    """Adapters (LoRA) of each model, as workers list them beside it. Empty: any may be asked for,
+    and waits where none is served; else an adapter that is not listed is refused."""
     lanes: tuple[LanePolicy, ...] = ()
     quotas: tuple[QuotaRow, ...] = ()
     bands: tuple[BandPolicy, BandPolicy, BandPolicy, BandPolicy] = DEFAULT_BANDS
@@ -207,3 +227,4 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     order: OrderPolicy = OrderPolicy()
     pressure: PressurePolicy = PressurePolicy()
     leases: LeasePolicy = LeasePolicy()
+    breaker: BreakerPolicy = BreakerPolicy()

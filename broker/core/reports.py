@@ -6,6 +6,7 @@ with the next report. An order's number and the report's echo tell "not yet arri
 running". Reports that come late, of an earlier life or sequence, say nothing.
 """
 
+from broker.core.breakers import Breakers
 from broker.core.costs import cost_tokens
 from broker.core.decisions import (
     Abort,
@@ -31,8 +32,16 @@ RATE_RISE_RATIO_MIN = 1.1
 class Reports:
     """Takes heartbeats."""
 
-    def __init__(self, mind: Mind, leases: Leases, retries: Retries, endings: Endings) -> None:
+    def __init__(
+        self,
+        mind: Mind,
+        leases: Leases,
+        retries: Retries,
+        endings: Endings,
+        breakers: Breakers,
+    ) -> None:
         self._mind = mind
+        self._breakers = breakers
         self._leases = leases
         self._retries = retries
         self._endings = endings
@@ -91,10 +100,11 @@ class Reports:
 
     def _update(self, worker: Worker, beat: Heartbeat) -> bool:
         """Take over what a worker says of itself; say whether it may take more than before."""
+        before = _capacity(worker)
         if beat.engine_incarnation != worker.engine_incarnation:
             worker.engine_incarnation = beat.engine_incarnation
+            self._breakers.engine_restarted(worker)
             self._mind.router.cache_lost(worker)
-        before = _capacity(worker)
         worker.models, worker.slots, worker.ready = beat.models, beat.slots, beat.ready
         worker.draining = beat.draining or worker.drain_wanted
         worker.held_off = False
@@ -246,6 +256,7 @@ def _capacity(worker: Worker) -> tuple[object, ...]:
         worker.ready,
         worker.draining,
         worker.held_off,
+        worker.breaker.takes_new,
         worker.kv_tokens_max,
     )
 
@@ -272,6 +283,7 @@ def _spec(entry: InFlight) -> JobSpec:
         entry.band,
         entry.model,
         client=entry.client,
+        adapter=entry.adapter,
         prompt_tokens=entry.prompt_tokens,
         output_tokens_max=entry.output_tokens_max,
         enqueued_at_s=entry.enqueued_at_s,

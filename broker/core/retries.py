@@ -12,6 +12,7 @@
 """
 
 from broker.core.blame import death_marks, is_charged, is_ended
+from broker.core.breakers import Breakers
 from broker.core.decisions import Cancel, DeadLetter, Expire, FailStream, HeldBy, Requeue
 from broker.core.mind import Mind
 from broker.core.policy import LeasePolicy
@@ -68,8 +69,9 @@ def remembered(
 class Retries:
     """Decides what follows an attempt that came to nothing."""
 
-    def __init__(self, mind: Mind) -> None:
+    def __init__(self, mind: Mind, breakers: Breakers) -> None:
         self._mind = mind
+        self._breakers = breakers
 
     def not_run(self, lease: Lease, *, after_s: float = 0.0, excluded: bool = False) -> None:
         """Let a job wait again whose attempt was surely not run: nothing is charged."""
@@ -92,6 +94,7 @@ class Retries:
         mind, policy = self._mind, self._mind.policy.leases
         failure = Failure(lease.attempt, lease.worker, reason, mind.at_s, detail, charged)
         failures = remembered((*lease.failures, failure))
+        self._breakers.attempt_failed(lease, reason, charged=charged)
         mind.unleases(lease)
         if self._ends_stream(lease, failures):
             return

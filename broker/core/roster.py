@@ -45,8 +45,8 @@ anew."""
 
 FOREVER = float("inf")
 
-IDENTITY_FIELDS = 6
-"""Of a signature: bit, phase, models, ready, draining, any slots."""
+IDENTITY_FIELDS = 7
+"""Of a signature: bit, phase, models, ready, draining, any slots, breaker lets new jobs in."""
 
 Entry = tuple[bool, float, int, Any]
 """(has no room, load in seconds, turn, seat): lower is better. Turns are unique, so that seats are
@@ -70,7 +70,7 @@ class Seat:
     has_room: bool = False
     is_serving: bool = False
     is_silent: bool = False
-    """A suspect: would serve, but gets nothing until it is heard."""
+    """Would serve, but gets nothing until it is heard (a suspect) or its breaker lets a job in."""
     backlog_s: float = 0.0
     load_s: float = 0.0
     prefill_tokens_s: float = 1.0
@@ -352,8 +352,9 @@ class Roster:
         seat.prefill_began_at_s = worker.prefill_began_at_s
         seat.load_s = _load_s(policy, seat) if self._by_load else 0.0
         is_able = worker.ready and not worker.draining and worker.slots > 0
-        seat.is_serving = is_able and worker.phase is Phase.LIVE
-        seat.is_silent = is_able and worker.phase is Phase.SUSPECT
+        is_trusted = worker.phase is Phase.LIVE and worker.breaker.takes_new
+        seat.is_serving = is_able and is_trusted
+        seat.is_silent = is_able and not is_trusted and worker.phase is not Phase.GONE
         has_prefill_room = worker.backlog_tokens <= 0 or seat.backlog_s < policy.backlog_s_max
         has_slot = len(worker.leases) < worker.slots and not worker.held_off
         seat.has_room = has_slot and has_prefill_room
@@ -397,6 +398,7 @@ def _signature(worker: Worker, bit: int) -> tuple[Any, ...]:
         worker.ready,
         worker.draining,
         worker.slots > 0,
+        worker.breaker.takes_new,
         worker.slots,
         len(worker.leases),
         worker.held_off,
@@ -438,7 +440,9 @@ def _standing(seat: Seat) -> tuple[float, ...]:
 
 
 def may_serve(seat: Seat, job: JobSpec, excluded: Sequence[str]) -> bool:
-    """Say whether a worker of the job's pool has its model (and adapter) and is not passed over."""
+    """Say whether a worker has the job's model (and adapter) and is not passed over."""
+    if job.adapter and job.adapter not in seat.models:
+        return False
     return job.model in seat.models and seat.worker.id not in excluded
 
 

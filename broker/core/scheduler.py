@@ -9,6 +9,7 @@ from itertools import islice
 
 from broker.core.admission import Door
 from broker.core.alarms import Alarms
+from broker.core.breakers import Breakers
 from broker.core.decisions import Decision, Expire, Queued
 from broker.core.endings import Endings
 from broker.core.estimates import Estimates
@@ -64,10 +65,11 @@ class Scheduler:
         self._windows = Windows(mind, self._estimates)
         self._gate = Gate(mind)
         self._order = Order(mind, self._gate)
-        self._retries = Retries(mind)
+        self._breakers = Breakers(mind)
+        self._retries = Retries(mind, self._breakers)
         self._leases = Leases(mind, self._retries)
-        self._endings = Endings(mind, self._leases, self._retries, self._estimates)
-        self._reports = Reports(mind, self._leases, self._retries, self._endings)
+        self._endings = Endings(mind, self._leases, self._retries, self._estimates, self._breakers)
+        self._reports = Reports(mind, self._leases, self._retries, self._endings, self._breakers)
         self.views = Views(mind, self._estimates)
 
         def waits(waiting: Waiting) -> bool:
@@ -228,6 +230,7 @@ class Scheduler:
         mind = self._mind
         mind.router.sweep(mind.at_s)
         self._leases.time_passed()
+        self._breakers.time_passed()
         for waiting in islice(self._agings.due(mind.at_s), TICK_JOBS_MAX):
             mind.queues.age(waiting)
         if not mind.dispatching:
@@ -279,6 +282,7 @@ class Scheduler:
         mind.fleet.count(quotas)
         mind.router.reconfigured(policy.routing)
         self._door.reconfigured()
+        self._breakers.reconfigured()
         if mind.dispatching:
             self._recheck()
         mind.arrivals = list(mind.queues.waiting.values())

@@ -7,6 +7,7 @@ all else by `Ledger`) alone: no other code counts anything, so no path can forge
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from broker.core.breaker import Breaker, BreakerState
 from broker.core.decode_rate import DecodeRate
 from broker.core.events import JobSpec
 from broker.wire.messages import Attempt, Failure
@@ -115,6 +116,7 @@ class Worker:
     """Of its last report: earlier ones that come late say nothing."""
     drain_wanted: bool = False
     """An operator's word, which stands over the worker's own."""
+    breaker: Breaker = field(default_factory=Breaker)
     probing: bool = False
     """A probe's answer is awaited."""
     ended: dict[str, Attempt] = field(default_factory=dict[str, Attempt])
@@ -123,6 +125,13 @@ class Worker:
     """The same, since the one before."""
     trust: float = 1.0
     """Moving average of actual ÷ predicted hits; multiplies its credit."""
+
+    @property
+    def slots_for_new(self) -> int:
+        """Slots that new jobs may use: none while its breaker is open, one while it is tried."""
+        if not self.breaker.takes_new:
+            return 0
+        return self.slots if self.breaker.state is BreakerState.CLOSED else min(1, self.slots)
 
     def note_ended(self, key: str, attempt: Attempt) -> None:
         """Remember that an attempt ended, until two more reports came."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from broker.core.bands import Way
+from broker.core.breaker import BreakerState
 from broker.core.decisions import HeldBy
 from broker.core.estimates import Estimates
 from broker.core.lanes import ONLINE
@@ -79,6 +80,12 @@ class WorkerView:
     trust: float
     signal_age_s: float
     incarnation: int
+    slots_for_new: int = 0
+    """Those that its breaker leaves to new jobs."""
+    breaker: str = BreakerState.CLOSED
+    """`closed`, `open` or `half_open`."""
+    breaker_openings: int = 0
+    """Since it joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +260,9 @@ class Views:
             worker.trust,
             self._mind.at_s - worker.reported_at_s,
             worker.incarnation,
+            worker.slots_for_new,
+            worker.breaker.state.value,
+            worker.breaker.openings_all,
         )
 
     def _pool(self, pool: Pool) -> PoolView:

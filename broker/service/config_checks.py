@@ -12,6 +12,9 @@ from broker.wire.toml_lines import KeyPath
 _LISTED_MAX = 20
 """Names shown in one message."""
 
+NAME_CHARS_MAX = 256
+"""Longest name of an alias or adapter: `ShortText` on the wire."""
+
 Finding = tuple[KeyPath, str]
 
 
@@ -23,6 +26,7 @@ def check(config: Config) -> Iterator[Finding]:
     yield from _shares(config)
     yield from _pressure(config)
     yield from _leases(config)
+    yield from _breaker(config)
     yield from _broker(config)
     yield from _streams(config)
 
@@ -42,6 +46,44 @@ def _named(config: Config) -> Iterator[Finding]:
         except MalformedName:
             yield path, f"{model!r} is empty or too long for a subject (64 characters when escaped)"
     yield from _repeated(("policy", "models"), policy.models, "model")
+    yield from _aliases(config)
+    yield from _adapters(config)
+
+
+def _aliases(config: Config) -> Iterator[Finding]:
+    policy = config.policy
+    for alias, model in policy.aliases.items():
+        path = ("policy", "aliases", alias)
+        if not 0 < len(alias) <= NAME_CHARS_MAX:
+            yield path, f"an alias has 1 to {NAME_CHARS_MAX} characters"
+        if alias in policy.models:
+            yield path, f'"{alias}" is a model itself; an alias needs a name of its own'
+        if model in policy.aliases:
+            meant = policy.aliases[model]
+            message = f'"{model}" is an alias itself, of "{meant}"; name the model that is meant'
+            yield path, message
+        elif model not in policy.models:
+            yield path, _no_such("model", model, policy.models)
+
+
+def _adapters(config: Config) -> Iterator[Finding]:
+    policy = config.policy
+    base: dict[str, str] = {}
+    for model, adapters in policy.adapters.items():
+        path = ("policy", "adapters", model)
+        if model not in policy.models:
+            yield path, _no_such("model", model, policy.models)
+        for index, adapter in enumerate(adapters):
+            if not 0 < len(adapter) <= NAME_CHARS_MAX:
+                yield (*path, index), f"an adapter's name has 1 to {NAME_CHARS_MAX} characters"
+            if adapter in policy.models or adapter in policy.aliases:
+                what = "a model" if adapter in policy.models else "an alias"
+                message = f'"{adapter}" is {what} already; an adapter needs a name of its own'
+                yield (*path, index), message
+            if adapter in base:
+                message = f'adapter "{adapter}" was given before, of "{base[adapter]}"; keep one'
+                yield (*path, index), message
+            base.setdefault(adapter, model)
 
 
 def _lanes(config: Config) -> Iterator[Finding]:
@@ -179,6 +221,13 @@ def _leases(config: Config) -> Iterator[Finding]:
     if leases.stall_s > leases.run_s_max:
         message = f"must be at most run_s_max ({leases.run_s_max:g} s), or it never acts"
         yield ("policy", "leases", "stall_s"), message
+
+
+def _breaker(config: Config) -> Iterator[Finding]:
+    breaker = config.policy.breaker
+    if breaker.open_s_max < breaker.open_s:
+        message = f"must be at least open_s ({breaker.open_s:g} s)"
+        yield ("policy", "breaker", "open_s_max"), message
 
 
 def _broker(config: Config) -> Iterator[Finding]:

@@ -233,6 +233,7 @@ def _dispatch(entry: Dispatched) -> dict[str, Any]:
         "previous_worker": why.previous_worker,
         "queue_s": round(why.queue_s, 6),
         "held_by": why.held_by,
+        "is_probe": why.is_probe,
         "predicted_hit_tokens": why.predicted_hit_tokens,
         "predicted_ttft_s": round(why.predicted_ttft_s, 6),
         "failed_attempts": len(decision.failures),

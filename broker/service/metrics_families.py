@@ -51,7 +51,7 @@ class Jobs(FamilyGroup):
             "inferlane_dispatches_held",
             "Dispatches by what held the job before: nothing, quota (a row), room (no worker had"
             " any), affinity (it waited for the worker with its prefix), order (others first),"
-            " back_off (a retry), no_workers, start.",
+            " back_off (a retry), no_workers, breaker (all that serve it had failed), start.",
             ("held_by",),
         )
         self.ended = CounterFamily(

@@ -147,6 +147,8 @@ def _workers(workers: list[WorkerView]) -> Iterator[Metric]:
     gauges: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
         ("up", "1: live and ready; 0: suspect, gone or loading.", _up),
         ("draining", "1: takes nothing new.", lambda one: float(one.draining)),
+        ("breaker", "0: closed; 1: half-open, one job is tried; 2: open, nothing new.", _breaker),
+        ("breaker_openings", "Times it opened since the worker joined.", _openings),
         ("slots", "Jobs it can run at once.", lambda one: one.slots),
         ("inflight_jobs", "Jobs leased to it.", lambda one: one.inflight_jobs),
         ("backlog_tokens", "Prompt tokens it must still prefill.", lambda one: one.backlog_tokens),
@@ -167,6 +169,14 @@ def _workers(workers: list[WorkerView]) -> Iterator[Metric]:
 
 def _up(worker: WorkerView) -> float:
     return float(worker.phase == "live" and worker.ready)
+
+
+def _breaker(worker: WorkerView) -> float:
+    return {"closed": 0.0, "half_open": 1.0}.get(worker.breaker, 2.0)
+
+
+def _openings(worker: WorkerView) -> float:
+    return worker.breaker_openings
 
 
 def _cached(worker: WorkerView) -> float:

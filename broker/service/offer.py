@@ -1,4 +1,4 @@
-"""What CONFIG tells clients of each lane: its models, bands, largest body and bytes per token."""
+"""What CONFIG tells clients of each lane: its models and their names, bands, largest body."""
 
 from collections.abc import Mapping
 
@@ -19,6 +19,10 @@ async def publish_offers(bus: Bus, config: Config, *, bytes_per_token: Mapping[s
             models=models,
             bands=lane.bands,
             body_bytes_max=config.streams.body_bytes_max,
+            aliases=config.policy.aliases,
+            adapters={
+                model: names for model, names in config.policy.adapters.items() if model in models
+            },
             bytes_per_token={
                 model: told for model, told in sorted(bytes_per_token.items()) if model in models
             },

@@ -120,6 +120,10 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     signal_age_s: float
     """Since its last heartbeat."""
     incarnation: int
+    breaker: str = "closed"
+    """`open`: its last jobs failed, nothing new goes there; `half_open`: one job is tried."""
+    breaker_openings: int = 0
+    """Since it joined."""
 
 
 class DifferenceView(Struct, frozen=True, kw_only=True):

@@ -126,7 +126,10 @@ def _state(worker: WorkerView) -> str:
         return worker.phase
     if worker.draining:
         return "drained" if worker.drained else "draining"
-    return "ready" if worker.ready else "not ready"
+    if not worker.ready:
+        return "not ready"
+    turn = worker.breaker.replace("_", "-")
+    return "ready" if turn == "closed" else f"breaker {turn}"
 
 
 def _queues(lanes: list[LaneView]) -> Iterator[str]:

@@ -163,4 +163,6 @@ def _worker(worker: mind.WorkerView, learned: Learned) -> WorkerView:
         cached_token_ratio=learned.cached_token_ratio(worker.worker),
         signal_age_s=worker.signal_age_s,
         incarnation=worker.incarnation,
+        breaker=worker.breaker,
+        breaker_openings=worker.breaker_openings,
     )

@@ -86,7 +86,9 @@ def _check_dispatched(
         require(view.phase == "live", name + f"is {view.phase}")
         require(not view.draining, name + "is draining")
         require(view.ready and not view.held_off, name + "is not ready or said busy")
-        require(lease.job.model in view.models, name + "does not serve its model")
+        require(view.breaker != "open", name + "failed its last jobs")
+        needed = {lease.job.model, lease.job.adapter or lease.job.model}
+        require(needed <= set(view.models), name + "does not serve its model or adapter")
         require(view.inflight_jobs <= view.slots, name + f"has {view.slots} slots")
         bound = view.kv_tokens_max * policy.routing.kv_fill_ratio_max
         knows_kv = policy.routing.policy != "round_robin" and view.kv_tokens_max
@@ -149,7 +151,7 @@ def _check_pools(
         said = (pool.workers, pool.slots, pool.inflight_jobs)
         true = (
             len(serving),
-            sum(view.slots for view in serving),
+            sum(view.slots_for_new for view in serving),
             sum(lease.job.model == pool.model for lease in leases),
         )
         require(said == true, f"pool {pool.model} counts workers, slots, jobs {said}, true {true}")

@@ -15,6 +15,7 @@ from broker.core.decisions import Decision
 from broker.core.events import Event, Tick
 from broker.engine_model.profile import Curve, Profile
 from broker.sim.checkers import Checkers
+from broker.sim.host import Host
 from broker.sim.mind import MindRouter
 from broker.sim.scenario import (
     BLOCK_TOKENS,
@@ -39,6 +40,9 @@ LEADERLESS_RATIO = 0.25
 
 LOOK_S = 0.5
 """How often it is looked at whether all has ended."""
+
+SICK_S = 0.002
+"""How soon a sick engine answers: sooner than any that works."""
 
 QUIET_S = 2.0
 """What ended lies still for this long before the last look: a drained worker's word, a last
@@ -194,6 +198,9 @@ class FuzzRun:
                 router.restart_engine(host, at_s=at_s)
             case FaultKind.CUT:
                 router.wire.cut(host.name, until_s=until_s)
+            case FaultKind.SICK:
+                host.fails_after_s = SICK_S
+                world.call_at(until_s, partial(self._cure, host))
             case FaultKind.LINK if router.wire.is_up:
                 router.link_changed(up=False, at_s=at_s)
                 world.call_at(until_s, self._link_back)
@@ -202,6 +209,10 @@ class FuzzRun:
                 world.call_at(at_s + LEADERLESS_RATIO * fault.for_s, self._take_over)
             case _:
                 pass
+
+    def _cure(self, host: Host, at_s: float) -> None:
+        self._say(at_s, f"{host.name} is well")
+        host.fails_after_s = None
 
     def _link_back(self, at_s: float) -> None:
         self._say(at_s, "link back")

@@ -16,6 +16,8 @@ class Host:
         self.profile = profile
         self.alive = True
         self.draining = False
+        self.fails_after_s: float | None = None
+        """Sick: each request is answered with an error so long after it came. None: sound."""
         self.lives = 1
         """Starts of the engine so far."""
         self.wake_at_s: float | None = None

@@ -6,12 +6,12 @@ from itertools import product
 import msgspec
 from msgspec import Struct
 
-from broker.core.policy import OrderPolicy, Policy, RoutingPolicy
+from broker.core.policy import BreakerPolicy, OrderPolicy, Policy, RoutingPolicy
 from broker.sim.errors import SimError
 from broker.wire.settings import nearest
 
-SECTIONS = {"routing": RoutingPolicy, "order": OrderPolicy}
-"""What can be swept: `[policy.routing]` and `[policy.order]` of the configuration."""
+SECTIONS = {"routing": RoutingPolicy, "order": OrderPolicy, "breaker": BreakerPolicy}
+"""What can be swept: `[policy.routing]`, `[policy.order]`, `[policy.breaker]`."""
 
 COMBINATIONS_MAX = 500
 """More is an oversight: three knobs of eight values each are 512."""

@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from msgspec import Struct
-
 from broker.core.decisions import (
     Abort,
     Cancel,
@@ -50,8 +48,8 @@ from broker.sim.agent import Agent
 from broker.sim.host import Host
 from broker.sim.network import NETWORK, Network, Wire
 from broker.sim.request import Request
+from broker.sim.terms import MODEL, Terms, key_of, spec_of
 from broker.sim.world import Change, World
-from broker.wire.ids import job_key
 from broker.wire.messages import (
     Answer,
     Failure,
@@ -62,7 +60,6 @@ from broker.wire.messages import (
     Usage,
 )
 
-MODEL = "model"
 EPOCH = 1
 
 TICK_S = 0.05
@@ -74,15 +71,6 @@ _Order = Dispatch | Abort | Probe | DrainOrder
 
 TAKE_OVER_S = 1.0
 """How long a new leader collects the workers' lists before it dispatches."""
-
-
-class Terms(Struct, frozen=True, kw_only=True):
-    """What a caller asks beside the request itself."""
-
-    deadline_s: float | None = None
-    """After its arrival."""
-    streamed: bool = False
-    restart_visible: bool = False
 
 
 class Observer(Protocol):
@@ -139,7 +127,7 @@ class MindRouter:
 
     def arrived(self, request: Request, *, at_s: float) -> None:
         """Hold a job, as pulled from its queue; without a leader it stays there."""
-        job = self._spec(request, at_s)
+        job = spec_of(request, self._terms.get(request.index), at_s=at_s)
         self._requests[job.key] = request
         self._jobs[job.key] = job
         if self.leads:
@@ -148,7 +136,7 @@ class MindRouter:
     def first_token(self, request: Request, host: Host, *, cached_tokens: int, at_s: float) -> None:
         """Let the agent tell it at once."""
         agent = self.agents[host.name]
-        key = _key(request)
+        key = key_of(request)
         if key not in agent.runs:
             return  # Stopped at this very instant.
         note = agent.first_token(key, cached_tokens=cached_tokens, at_s=at_s)
@@ -157,7 +145,7 @@ class MindRouter:
     def ended(self, request: Request, host: Host, *, usage: Usage, at_s: float) -> None:
         """Let the agent tell it at once."""
         agent = self.agents[host.name]
-        key = _key(request)
+        key = key_of(request)
         if key in agent.runs:
             finished = agent.end(key, kind=Kind.COMPLETED, usage=usage, at_s=at_s)
             self._tell_end(agent, finished, at_s)
@@ -184,7 +172,7 @@ class MindRouter:
     def cancel(self, request: Request, *, at_s: float) -> None:
         """Carry its owner's wish to stop a request."""
         if self.leads:
-            self._step(CancelRequested(at_s, _key(request)))
+            self._step(CancelRequested(at_s, key_of(request)))
 
     def restart_engine(self, host: Host, *, at_s: float) -> None:
         """Let an engine die under its agent and start anew, empty."""
@@ -229,7 +217,7 @@ class MindRouter:
         if epoch != self.epoch or not self.leads:
             return
         for request in list(self._world.open.values()):
-            key = _key(request)
+            key = key_of(request)
             job = replace(self._jobs[key], failures=self._failures.get(key, ()))
             self._step(JobHeld(at_s, job))
         self._step(DispatchAllowed(at_s))
@@ -430,11 +418,16 @@ class MindRouter:
 
     def _take(self, agent: Agent, order: Dispatch, at_s: float) -> Answer:
         request = self._request(order.key)
-        job = self._jobs.get(order.key) or self._spec(request, at_s)
+        job = self._jobs.get(order.key) or spec_of(
+            request, self._terms.get(request.index), at_s=at_s
+        )
         answer = agent.take(order, request, job, at_s=at_s)
         if answer is not Answer.ACCEPTED:
             return answer
-        if request.index in self._world.open:
+        fails_after_s = agent.host.fails_after_s
+        if request.index in self._world.open and fails_after_s is not None:
+            self._world.call_at(at_s + fails_after_s, partial(self._fail, agent, order))
+        elif request.index in self._world.open:
             self._world.submit(request, agent.host, at_s=at_s)
         else:
             finished = agent.end(
@@ -442,6 +435,12 @@ class MindRouter:
             )
             self._tell_end(agent, finished, at_s)
         return answer
+
+    def _fail(self, agent: Agent, order: Dispatch, at_s: float) -> None:
+        """Let a sick engine answer with an error, if the attempt still runs there."""
+        run = agent.runs.get(order.key)
+        if self.agents.get(agent.host.name) is agent and run and run.attempt == order.attempt:
+            self._tell_end(agent, agent.fail(order.key, Reason.ENGINE_FAILED), at_s)
 
     def _abort(self, agent: Agent, order: Abort, at_s: float) -> None:
         run = agent.runs.get(order.key)
@@ -457,37 +456,6 @@ class MindRouter:
             self._tell_end(agent, agent.fail(order.key, Reason.STALLED), at_s)
         else:
             del agent.runs[order.key]
-
-    def _spec(self, request: Request, at_s: float) -> JobSpec:
-        job = self._plain_spec(request, at_s)
-        terms = self._terms.get(request.index)
-        if terms is None:
-            return job
-        return replace(
-            job,
-            deadline_at_s=None if terms.deadline_s is None else at_s + terms.deadline_s,
-            streamed=terms.streamed,
-            restart_visible=terms.restart_visible,
-        )
-
-    def _plain_spec(self, request: Request, at_s: float) -> JobSpec:
-        return JobSpec(
-            _key(request),
-            request.lane,
-            request.band,
-            MODEL,
-            session=request.session,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens_max=request.output_tokens_max,
-            blocks=request.blocks,
-            block_tokens=float(request.block_tokens),
-            enqueued_at_s=at_s,
-            stream_sequence=request.index + 1,
-        )
-
-
-def _key(request: Request) -> str:
-    return job_key(request.lane, f"j{request.index}")
 
 
 def _answered(order: Dispatch, answer: Answer | Unanswered, at_s: float) -> DispatchAnswered:

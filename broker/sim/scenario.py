@@ -10,9 +10,11 @@ from enum import StrEnum
 from typing import get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.core.policy import (
     BandPolicy,
+    BreakerPolicy,
     LanePolicy,
     LeasePolicy,
     OrderPolicy,
@@ -39,6 +41,8 @@ LAST_WISH_S = 12.0
 REQUESTS_MAX = 70
 WORKERS_MAX = 5
 FAULTS_MAX = 9
+SPELLS_MAX = 3
+"""Spells of sickness."""
 
 
 class FaultKind(StrEnum):
@@ -58,6 +62,8 @@ class FaultKind(StrEnum):
     LEADER = "leader"
     """The leader dies; another takes over soon, while much still runs. Drawn most: what a new
     leader finds is what it can least know beforehand."""
+    SICK = "sick"
+    """For a while an engine answers each request with an error, at once. Drawn apart."""
 
 
 class Fault(Struct, frozen=True, kw_only=True):
@@ -88,8 +94,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
 def draw(seed: int) -> Scenario:
     """Draw a scenario. Half of the seeds leave some kinds of faults out, to see others alone."""
-    rng = random.Random(seed)
-    policy = _policy(rng)
+    rng, apart = random.Random(seed), random.Random(f"sick {seed}")
+    policy = replace(_policy(rng), breaker=_breaker(apart))
     requests = _requests(rng)
     profiles = tuple(_profile(rng) for _ in range(rng.randint(1, WORKERS_MAX)))
     return Scenario(
@@ -100,7 +106,7 @@ def draw(seed: int) -> Scenario:
         profiles=profiles,
         policy=policy,
         network=_network(rng, policy.leases),
-        faults=_faults(rng),
+        faults=tuple(sorted((*_faults(rng), *_spells(apart)), key=lambda fault: fault.at_s)),
     )
 
 
@@ -211,7 +217,7 @@ def _network(rng: random.Random, leases: LeasePolicy) -> Network:
 
 
 def _faults(rng: random.Random) -> tuple[Fault, ...]:
-    kinds = list(FaultKind)
+    kinds = [kind for kind in FaultKind if kind is not FaultKind.SICK]
     if _hits(rng, 0.5):
         kinds = rng.sample(kinds, rng.randint(1, len(kinds)))
     faults = [
@@ -225,6 +231,18 @@ def _faults(rng: random.Random) -> tuple[Fault, ...]:
         for _ in range(rng.randint(0, FAULTS_MAX))
     ]
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def _spells(rng: random.Random) -> list[Fault]:
+    return [
+        Fault(
+            at_s=rng.random() * LAST_WISH_S,
+            kind=FaultKind.SICK,
+            host=rng.randrange(2 * WORKERS_MAX),
+            for_s=rng.uniform(0.1, 4.0),
+        )
+        for _ in range(rng.randint(0, SPELLS_MAX))
+    ]
 
 
 # ---- policy --------------------------------------------------------------------------------------
@@ -256,6 +274,10 @@ def _policy(rng: random.Random) -> Policy:
             dispatch_answer_s=0.5,
         ),
     )
+
+
+def _breaker(rng: random.Random) -> BreakerPolicy:
+    return BreakerPolicy(failures_max=rng.choice((0, 1, 3)), open_s=0.5, open_s_max=2.0)
 
 
 def _bands(rng: random.Random) -> tuple[BandPolicy, BandPolicy, BandPolicy, BandPolicy]:

@@ -258,6 +258,7 @@ class InFlight(Struct, frozen=True, array_like=True):
     started_at_s: Seconds
     ack_subject: ShortText
     client: ShortText = ""
+    adapter: ShortText = ""
 
 
 class Outcome(StrEnum):
@@ -490,3 +491,7 @@ class LaneOffer(Record, frozen=True, kw_only=True):
     bands: tuple[Band, ...] = (0, 1, 2, 3)
     body_bytes_max: Count = BODY_BYTES_MAX
     bytes_per_token: dict[str, float] = {}
+    aliases: dict[ShortText, ShortText] = {}
+    """Other names of models; also of models that this lane does not offer, to say what is meant."""
+    adapters: dict[ShortText, tuple[ShortText, ...]] = {}
+    """Adapters that may be asked for, by model; empty: any."""

@@ -201,9 +201,9 @@ def check(
         raise Misused(message)
     found = settings(config, cluster, lane=lane)
     offered = None if lane is None else uvloop.run(ask_cluster(found, lane_of(found)))
-    models = offered.models if offered else None
+    offer = offered.offer if offered else None
     try:
-        findings = check_batch(input_file, endpoint=endpoint, models=models)
+        findings = check_batch(input_file, endpoint=endpoint, offer=offer)
     except BatchError as error:
         raise Misused(str(error)) from error
     for line in told(findings, tokens_per_second, offered.rates if offered else Rates()):

@@ -7,6 +7,7 @@ from ops.cli.errors import CommandError, Unreachable
 
 if TYPE_CHECKING:
     from broker.bus.base import Bus
+    from broker.wire.messages import LaneOffer
     from producers.batch.check import Findings
     from producers.config import ProducerConfig
 
@@ -26,7 +27,7 @@ class Rates:
 class Offered:
     """What a lane's cluster offers to a batch."""
 
-    models: frozenset[str]
+    offer: "LaneOffer"
     rates: Rates
 
 
@@ -43,7 +44,7 @@ async def ask_cluster(found: "ProducerConfig", lane: str) -> Offered:
             if client.offer is None:
                 message = f"the cluster offers nothing to lane {lane!r}; is a broker running?"
                 raise Unreachable(message)
-            return Offered(frozenset(client.offer.models), await _rates(bus))
+            return Offered(client.offer, await _rates(bus))
     except NoServer as error:
         raise Unreachable(str(error)) from error
 

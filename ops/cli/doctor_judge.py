@@ -231,6 +231,9 @@ def _workers(facts: Facts) -> Iterator[Finding]:
         elif not one.ready:
             found = f"{one.worker} is alive and not ready: its engine loads, or does not answer"
             yield warn("workers", found, f"look at the engine of {one.worker}")
+        elif one.breaker != "closed":
+            found = f"{one.worker} fails its jobs: {one.breaker.replace('_', '-')} breaker"
+            yield warn("workers", found, f"look at the engine of {one.worker}, and its agent's log")
     yield ok("workers", f"{len(ready)} of {len(facts.workers)} ready")
     served = {model for one in facts.workers if one.worker in ready for model in one.models}
     for offer in facts.offers:

@@ -26,6 +26,8 @@ def workers(
     JOBS are running jobs of all slots. TO PREFILL is prompt text that it was given and has not
     computed yet, in tokens. CACHED is the share of prompt tokens that its cache spared it. PREFILL
     and DECODE are its measured rates in tokens a second. SEEN is the age of its last heartbeat.
+    STATE breaker open: its last jobs failed, and it gets nothing new for a while; half-open: one
+    job is tried there, and its end decides.
 
     Args:
         json: Print JSON.
@@ -67,7 +69,10 @@ def state(worker: WorkerView) -> str:
         return worker.phase
     if worker.draining:
         return "drained" if worker.drained else "draining"
-    return "ready" if worker.ready else "not ready"
+    if not worker.ready:
+        return "not ready"
+    turn = worker.breaker.replace("_", "-")
+    return "ready" if turn == "closed" else f"breaker {turn}"
 
 
 def _row(worker: WorkerView) -> tuple[str, ...]:

@@ -8,11 +8,12 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from broker.wire.messages import Job
+from broker.wire.messages import Job, LaneOffer
 from broker.wire.prefix import BLOCK_BYTES, HASH_BYTES
 from broker.wire.prompt import BYTES_PER_TOKEN
 from producers.batch.lines import BadLine, Request
@@ -53,16 +54,20 @@ def check_batch(
     path: str,
     *,
     endpoint: str = "",
-    models: frozenset[str] | None = None,
+    offer: LaneOffer | None = None,
     bounds: Bounds | None = None,
 ) -> Findings:
-    """Read a batch's lines as a run would, and count. Raises InputUnusable, OutputUnusable."""
+    """Read a batch's lines as a run would, and count; without an offer any model is taken.
+
+    Raises InputUnusable, OutputUnusable.
+    """
+    models = None if offer is None else frozenset(offer.models)
     findings = Findings()
     with tempfile.TemporaryDirectory(prefix="inferlane-check-") as folder:
         identity = new_identity(input_name=path, lane="check", band=3, window_s=1.0)
         identity = msgspec.structs.replace(identity, endpoint=endpoint)
         with State(Path(folder) / "state") as state:
-            reader = Reader(state, identity, build=_build, models=models)
+            reader = Reader(state, identity, build=partial(_build, offer), models=models)
             for lines in _windows(read_lines(path), bounds or Bounds()):
                 window = reader.read(lines)
                 for fault in window.bad:
@@ -86,9 +91,9 @@ def _windows(lines: Iterator[Line], bounds: Bounds) -> Iterator[list[Line]]:
         yield window
 
 
-def _build(request: Request, job_id: str) -> Job:
+def _build(offer: LaneOffer | None, request: Request, job_id: str) -> Job:
     wish = Wish(job_id=job_id, endpoint=request.url)
-    return build_job(request.body, wish, lane="check", client="check")
+    return build_job(request.body, wish, lane="check", client="check", offer=offer)
 
 
 def _count_fault(findings: Findings, fault: BadLine) -> None:

@@ -60,6 +60,9 @@ retry_base_s = {rest_s}
 retry_s_max = {rest_s_max}
 failures_max = {failures_max}
 
+[policy.breaker]
+failures_max = {breaker_failures_max}
+
 [[policy.lanes]]
 name = "{lane}"
 
@@ -217,15 +220,20 @@ async def ends(tickets: Sequence[Ticket], *, timeout_s: float = 30.0) -> list[Te
 
 
 @asynccontextmanager
-async def an_engine_cluster(folder: Path, *, rest_s: float = 0.1) -> AsyncGenerator[EngineCluster]:
+async def an_engine_cluster(
+    folder: Path, *, rest_s: float = 0.1, breaker_failures_max: int = 0
+) -> AsyncGenerator[EngineCluster]:
     """Run NATS, a broker and two workers until the block ends.
 
-    `rest_s` passes between a job's first failure and its next try.
+    `rest_s` passes between a job's first failure and its next try. Workers have no breakers unless
+    told otherwise: with them, jobs that spoil their engines would wait for each other.
     """
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(a_bad_engine()) for _ in range(WORKERS)]
         cluster = await stack.enter_async_context(LocalCluster(folder))
-        config = _write_config(folder, cluster.url, rest_s=rest_s)
+        config = _write_config(
+            folder, cluster.url, rest_s=rest_s, breaker_failures_max=breaker_failures_max
+        )
         members = [cluster.add_broker("broker-1", config)]
         for number, engine in enumerate(engines, start=1):
             engine.models = ("tiny", ODD_MODEL)
@@ -239,7 +247,7 @@ async def an_engine_cluster(folder: Path, *, rest_s: float = 0.1) -> AsyncGenera
         yield stage
 
 
-def _write_config(folder: Path, url: str, *, rest_s: float) -> Path:
+def _write_config(folder: Path, url: str, *, rest_s: float, breaker_failures_max: int) -> Path:
     path = folder / "inferlane.toml"
     path.write_text(
         _CONFIG.format(
@@ -251,6 +259,7 @@ def _write_config(folder: Path, url: str, *, rest_s: float) -> Path:
             rest_s=rest_s,
             rest_s_max=5 * rest_s,
             failures_max=FAILURES_MAX,
+            breaker_failures_max=breaker_failures_max,
             lane=LANE,
             odd_lane=ODD_LANE,
             narrow=NARROW,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.core.breaker import Breaker
 from broker.core.endings import Endings
 from broker.core.fleet import Fleet
 from broker.core.leases import Leases
@@ -124,6 +125,12 @@ def test_a_mind_that_believes_any_attempt_is_noticed(monkeypatch: pytest.MonkeyP
     """An attempt's word counts only for its own lease."""
     monkeypatch.setattr(Endings, "_lease", lambda self, key, *_: self._mind.ledger.get(key))
     assert noticed(first=30)
+
+
+def test_a_mind_that_feeds_sick_workers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing goes to a worker whose breaker is open."""
+    monkeypatch.setattr(Breaker, "takes_new", property(lambda _: True))
+    assert "failed its last jobs" in noticed()
 
 
 def test_a_crash_of_the_mind_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

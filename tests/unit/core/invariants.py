@@ -50,7 +50,7 @@ def check_sums(scheduler: Scheduler) -> None:
         online = sum(one.job.model == pool.model and one.job.band in ONLINE_BANDS for one in leases)
         assert pool.inflight_online_jobs == online
         assert pool.inflight_jobs == sum(lease.job.model == pool.model for lease in leases)
-        assert pool.slots == sum(worker.slots for worker in pool.workers.values())
+        assert pool.slots == sum(one.slots_for_new for one in pool.workers.values())
         _check_lines(mind, pool)
 
 

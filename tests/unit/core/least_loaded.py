@@ -38,14 +38,15 @@ class LeastLoadedRouter:
         self.placed += 1
         for worker in self.workers.values():
             assert self.told[worker.id] == standing(worker), "every change is told"
-        takers = [worker for worker in self.workers.values() if takes_new(worker, job.model)]
+        able = [worker for worker in self.workers.values() if takes_new(worker, job.model)]
+        takers = [worker for worker in able if worker.breaker.takes_new]
         takers = [worker for worker in takers if worker.id not in excluded] or takers
         need = job.prompt_tokens + (
             job.output_tokens_max if output_tokens is None else output_tokens
         )
         free = [worker for worker in takers if has_room(worker, need)]
         if not free:
-            return Placement(None, 0, job.prompt_tokens, 0.0, full=True, servable=bool(takers))
+            return Placement(None, 0, job.prompt_tokens, 0.0, full=True, servable=bool(able))
         best = min(free, key=lambda one: (len(one.leases), one.dispatched_at_s, one.id))
         hit = self.hits.get((job.key, best.id), 0)
         uncached = job.prompt_tokens - hit
@@ -98,6 +99,7 @@ def standing(worker: Worker) -> tuple[object, ...]:
         worker.ready,
         worker.draining,
         worker.held_off,
+        worker.breaker.takes_new,
         worker.models,
         worker.slots,
         len(worker.leases),
@@ -108,7 +110,7 @@ def standing(worker: Worker) -> tuple[object, ...]:
 
 
 def takes_new(worker: Worker, model: str) -> bool:
-    """Say whether a worker may be given a job of the model, room aside."""
+    """Say whether a worker may be given a job of the model, room and breaker aside."""
     return (
         worker.phase is Phase.LIVE
         and worker.ready

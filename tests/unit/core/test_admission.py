@@ -73,6 +73,24 @@ def test_a_job_whose_deadline_passed_is_expired_at_the_door(
     assert bool(of(Dispatch, decisions)) is not late
 
 
+@pytest.mark.parametrize(
+    ("adapters", "refused"),
+    [({}, False), ({MODEL: ("de",)}, False), ({MODEL: ("fr",)}, True), ({"other": ("de",)}, True)],
+)
+def test_an_adapter_that_the_configuration_does_not_list_is_refused(
+    adapters: dict[str, tuple[str, ...]], *, refused: bool
+) -> None:
+    """Where it lists any; else the job waits for a worker that has it."""
+    cluster = Cluster(a_policy(adapters=adapters))
+    cluster.join("w1")
+    decisions = cluster.hold(a_spec(adapter="de"), a_spec("plain"))
+    rejects = of(Reject, decisions)
+    assert [(one.key, one.reason) for one in rejects] == (
+        [("acme.j1", Reason.UNKNOWN_MODEL)] if refused else []
+    )
+    assert [one.row for one in rejects] == (["lane=acme model=tiny adapter=de"] if refused else [])
+
+
 def test_a_known_job_changes_nothing() -> None:
     """A redelivered message of a job that waits or runs is silent."""
     cluster = Cluster()

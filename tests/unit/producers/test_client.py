@@ -127,6 +127,33 @@ async def test_an_unknown_model_is_told_from_the_offer() -> None:
             await client.submit({"model": "huge", "messages": []})
 
 
+async def offers(client: Client, **fields: Any) -> None:
+    """Let a broker write another offer; the client has read the one before."""
+    offer = LaneOffer(lane=LANE, models=(MODEL,), **fields)
+    await link_of(client).kv_put(subjects.CONFIG_BUCKET, f"lane.{LANE}", encode(offer))
+
+
+@pytest.mark.parametrize("name", ["gpt-4o-mini", "tiny-de"])
+async def test_a_name_that_was_given_later_is_found(name: str) -> None:
+    """An alias or adapter written after this client read its lane's offer: it reads it again."""
+    async with a_lane() as (client, responder):
+        await offers(client, aliases={"gpt-4o-mini": MODEL}, adapters={MODEL: ("tiny-de",)})
+        for _ in range(2):
+            ticket = await client.submit(a_chat_body(model=name))
+            assert (await ticket.result(5)).kind is Kind.COMPLETED
+        assert {job.model for job in responder.seen} == {MODEL}
+        assert {job.adapter for job in responder.seen} == {"tiny-de" if name == "tiny-de" else ""}
+
+
+async def test_an_alias_of_a_model_that_is_not_offered_is_told_with_both_names() -> None:
+    """What was asked for, what that means, and what there is."""
+    async with a_lane() as (client, _):
+        await offers(client, aliases={"gpt-4o": "big"})
+        told = "offers no model 'big' \\(also called 'gpt-4o'\\); it offers: tiny"
+        with pytest.raises(UnknownModel, match=told):
+            await client.submit(a_chat_body(model="gpt-4o"))
+
+
 async def test_an_unknown_lane_is_told_from_the_config() -> None:
     """Other lanes stand in CONFIG, this one doesn't."""
     bus = MemoryBus()

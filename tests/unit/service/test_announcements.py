@@ -142,6 +142,7 @@ async def test_lanes_and_workers_are_shown_with_their_rows() -> None:
         assert other.rows[0].inflight_jobs_max == 5
         (worker,) = desk.snapshots.workers()
         assert (worker.worker, worker.phase) == (WORKER, "live")
+        assert (worker.breaker, worker.breaker_openings) == ("closed", 0)
 
 
 async def test_a_standby_shows_itself_and_little_else() -> None:

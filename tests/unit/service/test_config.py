@@ -56,11 +56,19 @@ def test_example_names_every_key() -> None:
     default = msgspec.to_builtins(default_config(lanes=["main"], models=["tiny"]))
     for table in ("nats", "broker", "streams"):
         assert written[table].keys() == default[table].keys()
-    for table in ("pressure", "routing", "order", "leases"):
+    for table in ("pressure", "routing", "order", "leases", "breaker"):
         assert written["policy"][table].keys() == default["policy"][table].keys()
     assert written["policy"]["lanes"][0].keys() == default["policy"]["lanes"][0].keys()
     rows = msgspec.json.schema(Config)["$defs"]["QuotaRow"]["properties"]
     assert [key for key in rows if f"# {key} = " not in text] == []
+
+
+def test_aliases_and_adapters_of_a_file() -> None:
+    """As the example's comments write them."""
+    text = 'aliases = { "gpt-4o-mini" = "tiny" }\nadapters = { tiny = ["tiny-de", "tiny-fr"] }\n'
+    policy = loads(SERVES.replace("[[", text + "[[", 1)).policy
+    assert policy.aliases == {"gpt-4o-mini": "tiny"}
+    assert policy.adapters == {"tiny": ("tiny-de", "tiny-fr")}
 
 
 def test_quota_rows_of_the_example() -> None:
@@ -176,6 +184,50 @@ def test_quota_rows_of_the_example() -> None:
         (
             SERVES + "[policy.leases]\nrevoke_s = 3.0\n",
             "f.toml:12: policy.leases.revoke_s: 3 s must be longer than lease_s (3 s)",
+        ),
+        (
+            SERVES + "[policy.aliases]\nshort = 'other'\nother = 'tiny'\n",
+            'f.toml:12: policy.aliases.short: "other" is an alias itself, of "tiny"; name the mo',
+        ),
+        (
+            SERVES + "[policy.aliases]\nself = 'self'\n",
+            'f.toml:12: policy.aliases.self: "self" is an alias itself, of "self"; name the model ',
+        ),
+        (
+            SERVES + "[policy.aliases]\nbig = 'tiny'\n",
+            'f.toml:12: policy.aliases.big: "big" is a model itself; an alias needs a name of its ',
+        ),
+        (
+            SERVES + "[policy.aliases]\n'gpt-4o-mini' = 'tin'\n",
+            'f.toml:12: policy.aliases.gpt-4o-mini: no such model: "tin". Did you mean "tiny"? ',
+        ),
+        (
+            SERVES + "[policy.aliases]\n'' = 'tiny'\n",
+            "f.toml:12: policy.aliases.: an alias has 1 to 256 characters",
+        ),
+        (
+            SERVES + "[policy.adapters]\ntin = ['de']\n",
+            'f.toml:12: policy.adapters.tin: no such model: "tin". Did you mean "tiny"? Known: ',
+        ),
+        (
+            SERVES + "[policy.adapters]\ntiny = ['de', 'big']\n",
+            'f.toml:12: policy.adapters.tiny[1]: "big" is a model already; an adapter needs ',
+        ),
+        (
+            SERVES + "[policy.aliases]\nde = 'tiny'\n[policy.adapters]\ntiny = ['de']\n",
+            'f.toml:14: policy.adapters.tiny[0]: "de" is an alias already; an adapter needs ',
+        ),
+        (
+            SERVES + "[policy.adapters]\ntiny = ['de']\nbig = ['de']\n",
+            'f.toml:13: policy.adapters.big[0]: adapter "de" was given before, of "tiny"; keep one',
+        ),
+        (
+            SERVES + "[policy.adapters]\ntiny = ['" + "x" * 257 + "']\n",
+            "f.toml:12: policy.adapters.tiny[0]: an adapter's name has 1 to 256 characters",
+        ),
+        (
+            SERVES + "[policy.breaker]\nopen_s_max = 1.0\n",
+            "f.toml:12: policy.breaker.open_s_max: must be at least open_s (2 s)",
         ),
         (
             SERVES + "[policy.leases]\nretry_s_max = 0.1\n",

@@ -101,6 +101,7 @@ def test_line_of_a_dispatch() -> None:
         "previous_worker": "w0",
         "queue_s": 1.0,
         "held_by": "affinity",
+        "is_probe": False,
         "predicted_hit_tokens": 640,
         "predicted_ttft_s": 0.123457,
         "failed_attempts": 0,

@@ -3,6 +3,7 @@
 import pytest
 
 from broker.bus.base import NotFound, Timeout
+from broker.core.policy import LanePolicy
 from broker.service import learned as module
 from broker.service.learned import BLOCKS_MIN, Learned
 from broker.service.offer import publish_offers, told_bytes_per_token
@@ -106,6 +107,21 @@ async def test_an_offer_is_written_where_it_says_something_new() -> None:
         before = await revision(desk)
         await publish_offers(desk.bus, desk.config, bytes_per_token={MODEL: 4.0})
         assert await revision(desk) == before
+
+
+async def test_an_offer_tells_what_names_stand_for() -> None:
+    """All aliases, so that a client can say what one means; adapters of the lane's own models."""
+    policy = {
+        "models": (MODEL, "big"),
+        "aliases": {"mini": MODEL, "maxi": "big"},
+        "adapters": {MODEL: ("de",), "big": ("fr",)},
+    }
+    lanes = (LanePolicy(name=LANE, models=(MODEL,)),)
+    async with a_desk(lanes=lanes, policy=policy) as desk:
+        await publish_offers(desk.bus, desk.config, bytes_per_token={})
+        written = await offer(desk)
+        assert written.aliases == {"mini": MODEL, "maxi": "big"}
+        assert written.adapters == {MODEL: ("de",)}
 
 
 async def test_what_was_told_survives_a_restart() -> None:

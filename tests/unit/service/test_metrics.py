@@ -144,6 +144,20 @@ async def test_worker_that_is_not_up() -> None:
     assert told["inferlane_worker_up", "loading"] == told["inferlane_worker_up", "silent"] == 0
 
 
+async def test_worker_whose_breaker_opened() -> None:
+    """Closed is 0, half-open 1, open 2, so that an alert says `> 0`; openings are counted."""
+    metrics = a_metrics()
+    turns = ("closed", "half_open", "open")
+    metrics.attach(
+        Cluster(
+            workers=[a_worker_view(worker=one, breaker=one, breaker_openings=3) for one in turns]
+        )
+    )
+    told = await _scrape(metrics)
+    assert [told["inferlane_worker_breaker", one] for one in turns] == [0, 1, 2]
+    assert told["inferlane_worker_breaker_openings", "open"] == 3
+
+
 async def test_row_over_several_lanes_is_told_once() -> None:
     """Each lane's view names the row; Prometheus refuses a series given twice."""
     metrics = a_metrics()

@@ -126,6 +126,13 @@ async def test_page_without_a_ready_worker() -> None:
     assert "not ready" in text
 
 
+async def test_page_names_a_worker_whose_breaker_is_open() -> None:
+    """In red, as whatever needs a look."""
+    async with a_server(source=Cluster(workers=[a_worker_view(breaker="open")])) as session:
+        _, text = await _get(session, "/")
+    assert '<td class="t bad">breaker open</td>' in text
+
+
 async def test_names_on_the_page_are_escaped() -> None:
     """A model's or worker's name is text, whatever it looks like."""
     bad = "<script>alert('x')</script>"

@@ -246,6 +246,7 @@ async def test_a_job_that_can_not_be_read_is_unknown_and_counted() -> None:
         ({"lane": "other"}, "the job is of lane acme, its stream of other"),
         ({"ack_subject": ""}, "the order does not say where to acknowledge"),
         ({"job": encode(a_job(model="big"))}, "model big is not served here"),
+        ({"job": encode(a_job(adapter="lora"))}, "adapter lora is not served here"),
     ],
 )
 async def test_a_job_that_does_not_belong_here_is_unknown(

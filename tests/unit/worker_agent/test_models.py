@@ -42,6 +42,23 @@ def test_an_adapter_goes_by_its_own_name() -> None:
     assert ModelNames({}).body(job) is job.body
 
 
+@pytest.mark.parametrize(
+    ("names", "asked"), [({}, "tiny-de"), ({"tiny": "own", "tiny-de": "own:de"}, "own:de")]
+)
+def test_a_body_that_asks_for_the_base_model_gets_the_adapter(
+    names: dict[str, str], asked: str
+) -> None:
+    """The job is for the adapter, and so are its prefix blocks: the base would answer otherwise."""
+    job = a_job(body=b'{"model":"tiny"}', blocks=b"", adapter="tiny-de")
+    assert ModelNames(names).body(job) == b'{"model":"%s"}' % asked.encode()
+
+
+def test_an_alias_in_the_body_becomes_the_model() -> None:
+    """The engine knows no alias."""
+    job = a_job(body=b'{"model":"gpt-4o-mini"}', blocks=b"")
+    assert ModelNames({"tiny": "own/tiny"}).body(job) == b'{"model":"own/tiny"}'
+
+
 def test_another_name_is_put_in_and_all_else_kept() -> None:
     """Unknown fields reach the engine."""
     job = a_job(body=a_chat_body(cache_salt="x"))

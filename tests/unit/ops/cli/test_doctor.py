@@ -277,6 +277,7 @@ def test_no_workers() -> None:
         ({"phase": "suspect", "signal_age_s": 5.0}, "b is suspect, last heard 5.0 s ago"),
         ({"signal_age_s": SIGNAL_S_MAX + 0.1}, "b is live, last heard 3.1 s ago"),
         ({"ready": False}, "b is alive and not ready"),
+        ({"breaker": "half_open"}, "b fails its jobs: half-open breaker"),
     ],
 )
 def test_worker_in_trouble(fields: dict[str, Any], told: str) -> None:

@@ -45,6 +45,9 @@ def test_workers(capsys: pytest.CaptureFixture[str]) -> None:
         ({"draining": True}, "draining"),
         ({"draining": True, "drained": True}, "drained"),
         ({"phase": "gone", "draining": True}, "gone"),
+        ({"breaker": "open"}, "breaker open"),
+        ({"breaker": "half_open"}, "breaker half-open"),
+        ({"breaker": "open", "ready": False}, "not ready"),
     ],
 )
 def test_state_of_a_worker(fields: dict[str, object], state: str) -> None:

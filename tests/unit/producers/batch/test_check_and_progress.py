@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from broker.wire.messages import LaneOffer
 from producers.batch import progress
 from producers.batch.check import FAULTS_SHOWN_MAX, check_batch
 from producers.batch.errors import InputUnusable
@@ -18,11 +19,20 @@ from producers.batch.runner import Tally
 from tests.batches import a_line, a_plan, lines
 
 
+def test_check_takes_aliases_for_their_models(tmp_path: Path) -> None:
+    """As a run would: counted under the model that does the work."""
+    plan = a_plan(tmp_path, [a_line("a", body={"model": "gpt-4o-mini"}), a_line("b")])
+    offer = LaneOffer(lane="acme", models=("tiny",), aliases={"gpt-4o-mini": "tiny"})
+    findings = check_batch(plan.input, offer=offer)
+    assert findings.models == {"tiny": 2}
+    assert not findings.faults
+
+
 def test_check_finds_what_a_run_would_find(tmp_path: Path) -> None:
     """Faults by code and number, models, tokens, and what neighbouring lines share."""
     shared = [a_line(f"id-{number}", system="s" * 2560) for number in range(10)]
     plan = a_plan(tmp_path, [*shared, b"bad", a_line("id-3"), a_line("x", body={"model": "huge"})])
-    findings = check_batch(plan.input, models=frozenset({"tiny"}))
+    findings = check_batch(plan.input, offer=LaneOffer(lane="acme", models=("tiny",)))
     assert findings.requests == 10
     assert dict(findings.faults) == {
         "invalid_json_line": 1,
