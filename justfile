@@ -44,7 +44,7 @@ lock *args:
     compile() {
         "{{ bin }}/uv" pip compile -q pyproject.toml --universal --python-version 3.11 \
             --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
-            --custom-compile-command "just lock" --group build --extra embedded --extra llama --extra sim \
+            --custom-compile-command "just lock" --group build --extra embedded --extra kv-events --extra llama --extra sim \
             {{ args }} "$@"
     }
     compile -o requirements.lock

@@ -9,6 +9,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -21,6 +23,7 @@ from worker_agent.attempt import Attempts
 from worker_agent.cache_model import CacheLimits, CacheModel
 from worker_agent.config import WorkerConfig
 from worker_agent.engine.base import Engine, Facts
+from worker_agent.engine.tokenizer import Tokenizing
 from worker_agent.engine_watch import EngineWatch
 from worker_agent.fence import Fence
 from worker_agent.heartbeat import Report
@@ -30,6 +33,9 @@ from worker_agent.notes import Notes
 from worker_agent.orders import Effects, OrderDesk
 from worker_agent.records import RecordWriter, backoff_s
 from worker_agent.supervised import Supervisor
+
+if TYPE_CHECKING:
+    from worker_agent.kv_events import KvEvents
 
 _log = structlog.get_logger(__name__)
 
@@ -72,13 +78,8 @@ class Agent:
         self._version = version
         self._names = ModelNames(config.models)
         self._cache = CacheModel(_cache_limits(config))
-        self._watch = EngineWatch(
-            engine,
-            poll_s=config.poll_s,
-            poll_s_max=config.poll_s_max,
-            on_change=self._engine_changed,
-            on_facts=self._engine_told,
-        )
+        self._kv_events = _make_kv_events(config, engine, self._cache, now_s)
+        self._watch = self._make_watch(engine)
         self._notes = Notes(bus, worker=config.worker, incarnation=self.incarnation)
         self._acks = _make_acks(config, bus, self.ledger)
         writer = self._make_writer()
@@ -88,6 +89,7 @@ class Agent:
             cache=self._cache,
             notes=self._notes,
             names=self._names,
+            kv_events=self._kv_events,
             check_s_max=config.check_s_max,
             now_s=now_s,
         )
@@ -121,6 +123,15 @@ class Agent:
         self._reports = 0
         self._drained = False
 
+    def _make_watch(self, engine: Engine) -> EngineWatch:
+        return EngineWatch(
+            engine,
+            poll_s=self.config.poll_s,
+            poll_s_max=self.config.poll_s_max,
+            on_change=self._engine_changed,
+            on_facts=self._engine_told,
+        )
+
     def _make_writer(self) -> RecordWriter:
         return RecordWriter(
             self._bus,
@@ -150,6 +161,7 @@ class Agent:
                     self._acks.retry,
                     self._follow_leader,
                     self._age_cache,
+                    *([self._kv_events.run] if self._kv_events else []),
                 )
             ]
             try:
@@ -315,12 +327,17 @@ class Agent:
         if facts.incarnation != self._engine_incarnation:
             self._engine_incarnation = facts.incarnation
             self._cache.clear()
+            if self._kv_events is not None:
+                self._kv_events.resync()
             self.on_urgent()
 
     async def _age_cache(self) -> None:
         while True:
             await asyncio.sleep(self.config.cache_refresh_s)
             self._cache.expire(at_s=self._now_s())
+            for source, seen in self._cache.predictions.items():
+                if seen.requests:
+                    _log.info("cache predictions", source=source, **asdict(seen))
 
     def _results_full(self, lane: str) -> None:
         self._waiting_records[lane] += 1
@@ -384,6 +401,8 @@ class Agent:
             parts.append(f"{self._acks.owed} acks not confirmed")
         if not self._watch.readiness.ready:
             parts.append(f"engine not ready: {self._watch.readiness.detail}")
+        if self._kv_events is not None and self._kv_events.notice:
+            parts.append(self._kv_events.notice)
         return "; ".join(parts)
 
 
@@ -395,6 +414,23 @@ async def _kept_up(duty: Callable[[], Awaitable[None]], *, pause_s: float) -> No
         except Exception:  # noqa: BLE001  # The edge of a duty.
             _log.exception("duty failed", duty=duty)
             await asyncio.sleep(pause_s)
+
+
+def _make_kv_events(
+    config: WorkerConfig, engine: Engine, cache: CacheModel, now_s: Callable[[], float]
+) -> "KvEvents | None":
+    if not config.kv_events or not isinstance(engine, Tokenizing):
+        return None
+    from worker_agent.kv_events import KvEvents  # noqa: PLC0415  # It needs an extra, pyzmq.
+
+    return KvEvents(
+        cache=cache,
+        engine=engine,
+        endpoint=config.kv_events,
+        replay_endpoint=config.kv_events_replay,
+        now_s=now_s,
+        silent_s_max=config.kv_silent_s_max,
+    )
 
 
 def _make_ledger(config: WorkerConfig) -> Ledger:

@@ -149,6 +149,7 @@ class Attempts:
             run_s=self._run_s(running),
             ran=ran,
             stream_sequence=running.order.stream_sequence,
+            cache_source=running.cache_source if ours else "",
         )
 
     def _stopped(self, running: Running, stop: Stop) -> Finished:

@@ -4,16 +4,23 @@ Fed by our own dispatches: a chain is credited once its prefill is done, never w
 given. The engine's count of cached tokens corrects it: far fewer than predicted means that the
 cache is smaller, or shared with others, and what is as old as the miss is given up. Bytes per token
 are learned from the engine's usage.
+
+Where the engine tells what it stores and evicts (`engine_blocks`), that is what is believed, and
+the guess goes on beside it, for the time when the engine falls silent. While its word is not whole
+(we came late, or missed some), the guess is believed, less what the engine says is gone.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from broker.wire.messages import CacheSummary, Usage
 from broker.wire.prefix import BLOCK_BYTES
 from broker.wire.prompt import BYTES_PER_TOKEN
 from worker_agent.cache_stores import BlockCache, Chain, Reuse, SequenceCache, Store
 from worker_agent.cache_summary import SummaryFeed
+from worker_agent.engine.kv_event_wire import AllBlocksCleared, KvEvent
+from worker_agent.engine_blocks import EngineBlocks, TokenizedPrompt
 
 CACHE_TOKENS_DEFAULT = 65_536
 """Assumed capacity where nobody tells: about what a 24 GB accelerator holds beside an 8B model in 8
@@ -54,10 +61,34 @@ class CacheLimits:
     summary_bytes_max: int = 65_536
 
 
+class CacheSource(StrEnum):
+    """Whose word on the cache is believed."""
+
+    MODEL = "model"
+    """Ours: a guess from what was dispatched."""
+    EVENTS = "events"
+    """The engine's."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Begun:
     chain: Chain
     reuse: Reuse
+    """As the guess has it."""
+    source: CacheSource
+    blocks: int
+    """That should be cached, as that source has it."""
+
+
+@dataclass(slots=True)
+class Predictions:
+    """How much was predicted and found, in prompt tokens, of requests whose engine told."""
+
+    requests: int = 0
+    predicted_tokens: int = 0
+    cached_tokens: int = 0
+    error_tokens: int = 0
+    """Sum of the differences, whichever their sign."""
 
 
 class CacheModel:
@@ -68,6 +99,9 @@ class CacheModel:
         self._tokens_max = limits.tokens_max or CACHE_TOKENS_DEFAULT
         is_sequences = limits.sequences > 0
         self._store: Store = SequenceCache(slots=limits.sequences) if is_sequences else BlockCache()
+        self._engine = EngineBlocks()
+        self.source = CacheSource.MODEL
+        self.predictions = {source: Predictions() for source in CacheSource}
         self._feed = SummaryFeed(bytes_max=limits.summary_bytes_max, refresh_s=limits.refresh_s)
         self._begun: dict[Hashable, _Begun] = {}
         self._bytes_per_token = BYTES_PER_TOKEN
@@ -86,9 +120,12 @@ class CacheModel:
     def begin(self, name: Hashable, chain: Sequence[int], *, at_s: float) -> int:
         """Note a request given to the engine; returns its prompt tokens that should be cached."""
         reuse = self._store.begin(name, chain, at_s=at_s)
-        self._begun[name] = _Begun(chain, reuse)
+        self._engine.use(chain, at_s=at_s)
+        believes_engine = self.source is CacheSource.EVENTS
+        blocks = self._engine.depth(chain) if believes_engine else reuse.blocks
+        self._begun[name] = _Begun(chain, reuse, self.source, blocks)
         self._settle()
-        return round(reuse.blocks * self.tokens_per_block)
+        return round(blocks * self.tokens_per_block)
 
     def prefilled(self, name: Hashable, *, at_s: float) -> None:
         """Note its first token: its whole prompt is in the cache."""
@@ -96,9 +133,16 @@ class CacheModel:
         if begun is None:
             return
         self._store.fill(name, at_s=at_s)
-        if len(begun.chain) * self.tokens_per_block >= self._limits.prefix_tokens_min:
-            self._feed.stored(begun.chain, at_s=at_s)
+        chain = begun.chain
+        if self.source is CacheSource.EVENTS:
+            chain = chain[: self._engine.depth(chain)]
+        if self.is_reported(begun.chain):
+            self._feed.stored(chain, at_s=at_s)
         self._settle()
+
+    def is_reported(self, chain: Sequence[int]) -> bool:
+        """Tell whether a prompt is long enough to be worth a report."""
+        return len(chain) * self.tokens_per_block >= self._limits.prefix_tokens_min
 
     def end(
         self,
@@ -124,14 +168,69 @@ class CacheModel:
     def expire(self, *, at_s: float) -> None:
         """Forget what was not used for the time to live."""
         self._store.expire(at_s - self._limits.ttl_s)
+        self._engine.expire(at_s - self._limits.ttl_s)
         self._settle()
+        self._settle_engine(at_s, evicted=False)
 
     def clear(self) -> None:
-        """Start anew: the engine restarted."""
+        """Start anew: the engine restarted, or some of what it said is lost."""
+        self._engine.clear()
+        self._engine.take()
+        self._empty()
+
+    def _empty(self) -> None:
         self._store.clear()
         self._store.take_gone()
         self._begun.clear()
         self._feed.cleared()
+
+    # ---- the engine's own word ------------------------------------------------------------------
+
+    def heard(self, events: Iterable[KvEvent], *, at_s: float) -> None:
+        """Take what the engine did to its cache, in order."""
+        for event in events:
+            if isinstance(event, AllBlocksCleared):
+                self._empty()
+            self._engine.apply(event)
+        self._settle_engine(at_s, evicted=True)
+
+    def learn(self, prompt: TokenizedPrompt, *, at_s: float) -> None:
+        """Take a prompt's tokens: they say which engine blocks it needs."""
+        self._engine.learn(prompt, at_s=at_s)
+        self._settle_engine(at_s, evicted=False)
+
+    def knows_tokens(self, chain: Sequence[int]) -> bool:
+        """Tell whether a prompt's tokens are known."""
+        return self._engine.knows(chain)
+
+    def is_held(self, chain: Sequence[int]) -> bool:
+        """Tell whether the engine says that it holds the whole prompt."""
+        return self._engine.depth(chain) == len(chain)
+
+    def believe(self, source: CacheSource) -> None:
+        """Choose whose word counts from now on. Credit that only the other gave is taken back."""
+        if source is self.source:
+            return
+        self.source = source
+        self._feed.kept(self._is_believed)
+
+    def _is_believed(self, block: int) -> bool:
+        held_by = self._engine if self.source is CacheSource.EVENTS else self._store
+        return held_by.depth((block,)) == 1
+
+    def _settle_engine(self, at_s: float, *, evicted: bool) -> None:
+        """Pass on what the engine's word changed. Not `evicted`: we forget, the engine does not."""
+        stored, gone = self._engine.take()
+        believes_engine = self.source is CacheSource.EVENTS
+        if evicted:
+            self._store.lost(gone)
+        if evicted or believes_engine:
+            self._feed.dropped(gone)
+        if believes_engine:
+            self._feed.stored(stored, at_s=at_s)
+        self._settle()
+
+    # ---- reports --------------------------------------------------------------------------------
 
     def ask_full(self) -> None:
         """Make the next report a full one."""
@@ -143,7 +242,9 @@ class CacheModel:
 
     def _settle(self) -> None:
         self._store.bound(int(self._tokens_max / self.tokens_per_block))
-        self._feed.dropped(self._store.take_gone())
+        gone = self._store.take_gone()
+        if self.source is CacheSource.MODEL:
+            self._feed.dropped(gone)
 
     def _learn(self, blocks: int, prompt_tokens: int) -> None:
         if blocks < LEARNING_BLOCKS_MIN or prompt_tokens <= 0:
@@ -156,11 +257,20 @@ class CacheModel:
         self._learned = True
 
     def _correct(self, begun: _Begun, cached_tokens: int) -> None:
-        blocks = begun.reuse.blocks
-        predicted = blocks * self.tokens_per_block
-        if blocks >= MISS_BLOCKS_MIN and cached_tokens < FAR_BELOW_RATIO * predicted:
+        if self._is_far_below(begun.reuse.blocks, cached_tokens):
             self._store.missed(begun.chain, used_at_s=begun.reuse.used_at_s)
+        if self._is_far_below(begun.blocks, cached_tokens):
             self._miss_streak += cached_tokens == 0
+        predicted_tokens = round(begun.blocks * self.tokens_per_block)
+        seen = self.predictions[begun.source]
+        seen.requests += 1
+        seen.predicted_tokens += predicted_tokens
+        seen.cached_tokens += cached_tokens
+        seen.error_tokens += abs(predicted_tokens - cached_tokens)
         if cached_tokens > 0:
             self._miss_streak = 0
         self._feed.mute(muted=self._miss_streak >= MISS_STREAK_MAX)
+
+    def _is_far_below(self, blocks: int, cached_tokens: int) -> bool:
+        predicted_tokens = blocks * self.tokens_per_block
+        return blocks >= MISS_BLOCKS_MIN and cached_tokens < FAR_BELOW_RATIO * predicted_tokens

@@ -61,6 +61,10 @@ class Store(Protocol):
         """Forget what must be gone: the engine did not find `chain`, last used then."""
         ...
 
+    def lost(self, blocks: Sequence[int]) -> None:
+        """Forget blocks that the engine says are gone, and all that must have gone before them."""
+        ...
+
     def clear(self) -> None:
         """Hold nothing: the engine restarted, and what ran was aborted."""
         ...
@@ -145,6 +149,19 @@ class BlockCache:
         """Forget all that was last used before it."""
         del chain
         self.expire(used_at_s)
+
+    def lost(self, blocks: Sequence[int]) -> None:
+        """Forget them and all that stands before them, their children among that."""
+        left = {block for block in blocks if block in self._used_at_s and block not in self._pins}
+        out: list[int] = []
+        for block in self._used_at_s:
+            if not left:
+                break
+            if block not in self._pins:
+                out.append(block)
+                left.discard(block)
+        for block in out:
+            self._drop(block)
 
     def clear(self) -> None:
         """Hold nothing."""
@@ -234,6 +251,13 @@ class SequenceCache:
         for slot in self._slots:
             is_suspect = slot.name is None and slot.used_at_s <= used_at_s
             if is_suspect and _common(slot.chain, chain):
+                self._hold(slot, ())
+
+    def lost(self, blocks: Sequence[int]) -> None:
+        """Empty the idle slots that hold one of them."""
+        gone = set(blocks)
+        for slot in self._slots:
+            if slot.name is None and not gone.isdisjoint(slot.chain):
                 self._hold(slot, ())
 
     def clear(self) -> None:

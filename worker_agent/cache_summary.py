@@ -6,7 +6,7 @@ takes several beats. Parents come before children, so that a reader that walks a
 hole for long.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from broker.wire.messages import CacheSummary
 from broker.wire.prefix import HASH_BYTES, pack_hashes
@@ -45,6 +45,10 @@ class SummaryFeed:
             if self._reported_at_s.pop(block, None) is not None:
                 self._pending.pop(block, None)
                 self._pending[block] = False
+
+    def kept(self, is_held: Callable[[int], bool]) -> None:
+        """Report as gone what is not held by this account; children before their parents."""
+        self.dropped([block for block in reversed(self._reported_at_s) if not is_held(block)])
 
     def ask_full(self) -> None:
         """Make the next report a full one: a reader has nothing, or missed something."""

@@ -41,6 +41,13 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """openai: sent as a bearer token, where the engine asks for one."""
     gguf: str = ""
     """llama: the model file."""
+    kv_events: Annotated[str, Meta(max_length=1024)] = ""
+    """openai: where the engine publishes its KV-cache events, ipc:///path or tcp://host:port."""
+    kv_events_replay: Annotated[str, Meta(max_length=1024)] = ""
+    """openai: where it replays those that were missed; empty: it doesn't."""
+    kv_silent_s_max: Positive = 10.0
+    """openai: how long after a prompt's first token no event may tell of its blocks; then the cache
+    is guessed until events come again. Engines tell at each step."""
     context_tokens: AtLeastOne = 4096
     """llama: longest prompt and answer of one job; each slot has so much room."""
     threads: AtLeastOne = 1

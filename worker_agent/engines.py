@@ -1,9 +1,14 @@
 """Makes the engine that the configuration names; imports only that one."""
 
+import importlib.util
+import re
 from pathlib import Path
 
 from worker_agent.config import WorkerConfig
 from worker_agent.engine.base import Engine
+
+_KV_ENDPOINT = re.compile(r"ipc:///.{1,106}|tcp://[^*/\s]+:\d{1,5}")
+"""A Unix socket's path has at most 107 bytes."""
 
 
 class ConfigMistake(ValueError):
@@ -12,6 +17,9 @@ class ConfigMistake(ValueError):
 
 def make_engine(config: WorkerConfig) -> Engine:
     """Make an engine, not started. Raises ConfigMistake."""
+    if config.engine != "openai" and (config.kv_events or config.kv_events_replay):
+        message = f"`kv_events` is for engines of kind openai: one of kind {config.engine} has none"
+        raise ConfigMistake(message)
     match config.engine:
         case "openai":
             return _openai(config)
@@ -22,6 +30,7 @@ def make_engine(config: WorkerConfig) -> Engine:
 
 
 def _openai(config: WorkerConfig) -> Engine:
+    _check_kv_events(config)
     from worker_agent.engine.openai_http import OpenAiHttpEngine  # noqa: PLC0415
 
     try:
@@ -33,6 +42,31 @@ def _openai(config: WorkerConfig) -> Engine:
         )
     except ValueError as error:
         raise ConfigMistake(str(error)) from error
+
+
+def _check_kv_events(config: WorkerConfig) -> None:
+    if not config.kv_events:
+        if config.kv_events_replay:
+            message = "`kv_events_replay` replays what `kv_events` missed: set that, too"
+            raise ConfigMistake(message)
+        return
+    for name, endpoint in (
+        ("kv_events", config.kv_events),
+        ("kv_events_replay", config.kv_events_replay),
+    ):
+        if endpoint and not _KV_ENDPOINT.fullmatch(endpoint):
+            message = (
+                f"{name} = {endpoint!r}: give ipc:///path or tcp://host:port, the address to "
+                "connect to; the engine itself binds ipc:///path or tcp://*:port (to "
+                "tcp://127.0.0.1:port vLLM connects, and nobody hears it)"
+            )
+            raise ConfigMistake(message)
+    if config.cache_sequences:
+        message = "`kv_events` are of blocks: an engine that has them keeps no `cache_sequences`"
+        raise ConfigMistake(message)
+    if importlib.util.find_spec("zmq") is None:
+        message = "`kv_events` needs pyzmq: pip install 'inferlane[kv-events]'"
+        raise ConfigMistake(message)
 
 
 def _fake(config: WorkerConfig) -> Engine:

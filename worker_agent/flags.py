@@ -46,6 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nats", metavar="URL", help="message server")
     parser.add_argument("--engine", choices=("openai", "llama", "fake"))
     parser.add_argument("--base-url", help="openai: http://host:port or unix:/path/of.sock")
+    parser.add_argument("--kv-events", metavar="URL", help="openai: its KV-cache events, ipc://...")
+    parser.add_argument("--kv-events-replay", metavar="URL", help="openai: replay of missed ones")
     parser.add_argument("--gguf", help="llama: the model file")
     parser.add_argument("--slots", type=int, help="jobs at once")
     parser.add_argument(

@@ -58,6 +58,8 @@ class Running:
     stop: Stop | None = None
     cached_tokens: int | None = None
     """As the engine told; until then the prediction counts."""
+    cache_source: str = ""
+    """Whose word on the engine's cache counted when it was given to it, `CacheSource`."""
     output_tokens: int = 0
     first_token_at_s: float = 0.0
 

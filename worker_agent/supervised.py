@@ -7,9 +7,10 @@ aborted in the engine.
 
 import asyncio
 from asyncio import to_thread
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from broker.wire.messages import Reason, Usage
 from broker.wire.prefix import BLOCKS_MAX, unpack_hashes
@@ -23,10 +24,14 @@ from worker_agent.engine.base import (
     EngineGarbage,
     EngineRequest,
 )
+from worker_agent.engine.tokenizer import Prompt
 from worker_agent.ledger import Running, Step, Stop
 from worker_agent.models import ModelNames
 from worker_agent.notes import Notes
 from worker_agent.records import RecordWriter, Standing
+
+if TYPE_CHECKING:
+    from worker_agent.kv_events import KvEvents
 
 INLINE_BYTES_MAX = 256_000
 """A larger body is parsed in a thread: it would hold up the loop for over a millisecond."""
@@ -55,6 +60,7 @@ class Supervisor:
         cache: CacheModel,
         notes: Notes,
         names: ModelNames,
+        kv_events: "KvEvents | None" = None,
         check_s_max: float,
         now_s: Callable[[], float],
     ) -> None:
@@ -63,6 +69,7 @@ class Supervisor:
         self._cache = cache
         self._notes = notes
         self._names = names
+        self._kv_events = kv_events
         self._check_s_max = check_s_max
         self._now_s = now_s
         self._watches: dict[str, _Watch] = {}
@@ -103,19 +110,23 @@ class Supervisor:
         running.step = Step.ENGINE
         chain = _chain(running)
         name = (running.key, running.attempt)
+        running.cache_source = self._cache.source
         self._cache.begin(name, chain, at_s=self._now_s())
         usage: Usage | None = None
         try:
-            answer = await self._ask(running, watch)
+            answer = await self._ask(running, watch, chain)
             usage = answer.usage
         finally:
             cached_tokens = running.cached_tokens if usage is not None else None
             self._cache.end(name, at_s=self._now_s(), usage=usage, cached_tokens=cached_tokens)
         return answer
 
-    async def _ask(self, running: Running, watch: _Watch) -> Completed:
+    async def _ask(self, running: Running, watch: _Watch, chain: Sequence[int]) -> Completed:
         self._arm(running, watch, limit_s=running.order.stall_s, reason=Reason.STALLED)
         request = await self._request(running)
+        if self._kv_events is not None:
+            prompt = Prompt(chain=chain, body=request.body, adapter=running.job.adapter)
+            self._kv_events.given(prompt)
         index = 0
         async with aclosing(self._engine.run(request)) as outputs:
             async for output in outputs:
@@ -123,14 +134,16 @@ class Supervisor:
                     if output.cached_tokens is not None:
                         running.cached_tokens = output.cached_tokens
                     return output
-                await self._progress(running, watch, output)
+                await self._progress(running, watch, output, chain)
                 if output.data and running.job.stream:
                     await self._notes.tokens(running, index=index, data=output.data)
                     index += 1
         message = "the engine's answer ended without a result"
         raise EngineGarbage(message)
 
-    async def _progress(self, running: Running, watch: _Watch, chunk: Chunk) -> None:
+    async def _progress(
+        self, running: Running, watch: _Watch, chunk: Chunk, chain: Sequence[int]
+    ) -> None:
         if chunk.cached_tokens is not None:
             running.cached_tokens = chunk.cached_tokens
         if chunk.output_tokens <= running.output_tokens:
@@ -140,6 +153,8 @@ class Supervisor:
         if not running.first_token_at_s:
             running.first_token_at_s = self._now_s()
             self._cache.prefilled((running.key, running.attempt), at_s=running.first_token_at_s)
+            if self._kv_events is not None:
+                self._kv_events.prefilled(chain)
             await self._notes.first_token(running)
 
     def _arm(self, running: Running, watch: _Watch, *, limit_s: float, reason: Reason) -> None:

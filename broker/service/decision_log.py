@@ -311,6 +311,7 @@ def _end(entry: Ended) -> dict[str, Any]:
             "outcome": finished.outcome,
             "predicted_hit_tokens": finished.predicted_hit_tokens,
             "cached_tokens": finished.usage.cached_tokens,
+            "cache_source": finished.cache_source,
             "prompt_tokens": finished.usage.prompt_tokens,
             "output_tokens": finished.usage.output_tokens,
             "ttft_s": round(finished.ttft_s, 6),

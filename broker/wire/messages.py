@@ -289,6 +289,8 @@ class Finished(Struct, frozen=True, array_like=True):
     ran: bool = True
     """False when an older record was found and the engine never asked."""
     stream_sequence: Count = 0
+    cache_source: ShortText = ""
+    """Whose word on the engine's cache the agent went by: `model`, its own guess, or `events`."""
 
 
 class Load(Struct, frozen=True, array_like=True):

@@ -16,6 +16,8 @@ def worker(  # noqa: PLR0913  # One parameter is one flag.
     nats: str | None = None,
     engine: EngineKind | None = None,
     base_url: str | None = None,
+    kv_events: str | None = None,
+    kv_events_replay: str | None = None,
     gguf: Path | None = None,
     model: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     slots: int | None = None,
@@ -41,6 +43,9 @@ def worker(  # noqa: PLR0913  # One parameter is one flag.
         nats: Message server, nats://host:port.
         engine: Kind of engine.
         base_url: Where an engine of kind openai listens: http://host:port or unix:/path/of.sock.
+        kv_events: Where an engine of kind openai publishes what its cache stores and evicts (vLLM,
+            SGLang): ipc:///path or tcp://host:port.
+        kv_events_replay: Where it replays such events that were missed.
         gguf: Model file for an engine of kind llama.
         model: A model it serves, NAME or NAME=ENGINE'S-NAME; repeat for more.
         slots: Jobs at once; never more than the engine has.
@@ -58,6 +63,8 @@ def worker(  # noqa: PLR0913  # One parameter is one flag.
         "nats": nats,
         "engine": engine,
         "base_url": base_url,
+        "kv_events": kv_events,
+        "kv_events_replay": kv_events_replay,
         "gguf": None if gguf is None else str(gguf),
         "model": model,
         "slots": slots,

@@ -1,7 +1,8 @@
 """Any OpenAI-compatible server as an engine: vLLM, SGLang, llama.cpp, TGI, whoever started it."""
 
+import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 from broker.wire.messages import Load
 from worker_agent.engine.base import (
@@ -11,6 +12,7 @@ from worker_agent.engine.base import (
     EngineError,
     EngineOutput,
     EngineRequest,
+    EngineTimeout,
     Facts,
     Readiness,
     refusal,
@@ -25,6 +27,7 @@ from worker_agent.engine.scrape import (
     takes_any_model,
     tokens_total,
 )
+from worker_agent.engine.tokenizer import TOKENIZE_PATH, TOKENS_BYTES_MAX
 
 HEADER_S_MAX = 120.0
 """Longest wait for an answer to begin. llama.cpp sends its headers with the first token, so this
@@ -32,6 +35,9 @@ spans a whole prefill; it is the agent's default for a stall."""
 
 ERROR_BYTES_MAX = 65_536
 """Most that is read of an answer that is no success."""
+
+TOKENIZE_S_MAX = 10.0
+"""Longest wait for a prompt's tokens: a loaded engine takes seconds, and nobody waits for them."""
 
 _SUCCESS = range(200, 300)
 _NO_SUCH_PAGE = (404, 405, 501)
@@ -102,6 +108,18 @@ class OpenAiHttpEngine:
         load = self._load_reader.read(text, kv_tokens_max=self._kv_tokens_max)
         self._kv_tokens_max = load.kv_tokens_max
         return load
+
+    async def tokenize(self, question: bytes) -> bytes:
+        """Ask `/tokenize` and return its answer's body. Raises EngineError."""
+        async with (
+            _in_time(TOKENIZE_S_MAX),
+            self._client.post(
+                TOKENIZE_PATH, question, request_id="tokenize", header_s_max=TOKENIZE_S_MAX
+            ) as response,
+        ):
+            if response.status not in _SUCCESS:
+                raise error_for(response.status, await read(response, ERROR_BYTES_MAX))
+            return await read(response, TOKENS_BYTES_MAX)
 
     async def run(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         """Run one request: Chunks as they come, then Completed. Raises EngineError."""
@@ -178,3 +196,13 @@ class OpenAiHttpEngine:
         self._started = ""
         self._tokens_total = 0.0
         self._load_reader = LoadReader()
+
+
+@asynccontextmanager
+async def _in_time(longest_s: float) -> AsyncGenerator[None]:
+    try:
+        async with asyncio.timeout(longest_s):
+            yield
+    except TimeoutError as error:
+        message = f"no whole answer within {longest_s:g} s"
+        raise EngineTimeout(message) from error

@@ -26,9 +26,18 @@ WAITING = (
     "sglang:num_queue_reqs",
     "tgi_queue_size",
 )
-KV_SHARE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+KV_SHARE = (
+    "vllm:kv_cache_usage_perc",
+    "vllm:gpu_cache_usage_perc",
+    "sglang:token_usage",
+    "llamacpp:kv_cache_usage_ratio",
+)
+"""The last one only in llama.cpp before its unified cache; it tells none since."""
 KV_TOKENS_MAX = ("sglang:max_total_num_tokens",)
-PREFILL = (("llamacpp:prompt_tokens_total", "llamacpp:prompt_seconds_total"),)
+PREFILL = (
+    ("llamacpp:prompt_tokens_total", "llamacpp:prompt_seconds_total"),
+    ("vllm:request_prefill_kv_computed_tokens_sum", "vllm:request_prefill_time_seconds_sum"),
+)
 DECODE = (
     ("llamacpp:tokens_predicted_total", "llamacpp:tokens_predicted_seconds_total"),
     ("vllm:inter_token_latency_seconds_count", "vllm:inter_token_latency_seconds_sum"),
@@ -147,13 +156,15 @@ def _samples(page: str) -> Iterator[tuple[str, str, float]]:
 
 
 def _vllm_kv_tokens(page: str) -> int:
+    """Add up the caches of all engines behind the page, as their running requests are added up."""
+    tokens = 0
     for name, labels, _ in _samples(page):
         if name == "vllm:cache_config_info":
             config = dict(cast("list[tuple[str, str]]", _LABEL.findall(labels)))
             blocks, size = config.get("num_gpu_blocks", ""), config.get("block_size", "")
             if blocks.isdecimal() and size.isdecimal():
-                return int(blocks) * int(size)
-    return 0
+                tokens += int(blocks) * int(size)
+    return tokens
 
 
 def _sum(metrics: Metrics, names: tuple[str, ...]) -> float:

@@ -46,8 +46,8 @@ def pinned_versions(lock: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("lock", "extras"),
     [
-        (RUNTIME_LOCK, ("embedded", "llama", "sim")),
-        (TEST_LOCK, ("embedded", "llama", "sim", "test")),
+        (RUNTIME_LOCK, ("embedded", "kv-events", "llama", "sim")),
+        (TEST_LOCK, ("embedded", "kv-events", "llama", "sim", "test")),
     ],
     ids=["runtime", "test"],
 )

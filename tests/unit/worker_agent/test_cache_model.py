@@ -12,7 +12,11 @@ from worker_agent.cache_model import (
     MISS_STREAK_MAX,
     CacheLimits,
     CacheModel,
+    CacheSource,
+    Predictions,
 )
+from worker_agent.engine.kv_event_wire import BlockRemoved, BlockStored
+from worker_agent.engine_blocks import TokenizedPrompt
 
 TOKENS_PER_BLOCK = 64
 
@@ -232,3 +236,110 @@ def test_memory_is_bounded_by_the_capacity() -> None:
         model.report()
     model.ask_full()
     assert len(told(model)[0]) <= 100
+
+
+TOKENS = tuple(range(640))
+PROMPT = TokenizedPrompt(chain=a_chain(1, 10), edges=range(64, 641, 64), tokens=TOKENS)
+STORED = BlockStored(names=tuple(range(10)), parent=None, tokens=TOKENS, block_size=64)
+
+
+def an_engines_model() -> CacheModel:
+    """A model that goes by its engine's word, which has told of one prompt."""
+    model = a_model()
+    model.believe(CacheSource.EVENTS)
+    model.heard([STORED], at_s=0.0)
+    model.learn(PROMPT, at_s=0.0)
+    return model
+
+
+def test_the_engines_word_is_reported_without_a_request() -> None:
+    """And what it evicts, in the next report."""
+    model = an_engines_model()
+    assert told(model) == (set(a_chain(1, 10)), set())
+    model.heard([BlockRemoved(names=(4,))], at_s=1.0)
+    assert told(model) == (set(), set(a_chain(5, 6)))
+
+
+def test_the_guess_of_its_size_takes_nothing_from_the_engines_word() -> None:
+    """The guess forgets the prompt behind a longer one; the engine has not."""
+    model = an_engines_model()
+    run(model, a_chain(1, 10))
+    told(model)
+    run(model, a_chain(100, 100), at_s=1.0)
+    assert told(model) == (set(), set())
+    assert run(model, a_chain(1, 10), at_s=2.0, cached_tokens=640) == 640
+
+
+def test_credit_that_only_the_other_gave_is_taken_back() -> None:
+    """At each change of whom to believe."""
+    model = a_model()
+    run(model, a_chain(50, 5))
+    model.heard([STORED], at_s=0.0)
+    model.learn(PROMPT, at_s=0.0)
+    run(model, a_chain(1, 10))
+    assert told(model) == ({*a_chain(1, 10), *a_chain(50, 5)}, set())
+    model.believe(CacheSource.EVENTS)
+    assert told(model) == (set(), set(a_chain(50, 5)))
+    model.believe(CacheSource.MODEL)
+    assert told(model) == (set(), set())
+
+
+def test_what_the_engine_evicted_is_not_guessed_to_be_there() -> None:
+    """Also while the guess counts."""
+    model = a_model()
+    run(model, a_chain(1, 10))
+    model.heard([STORED], at_s=0.0)
+    model.learn(PROMPT, at_s=0.0)
+    told(model)
+    model.heard([BlockRemoved(names=(4,))], at_s=1.0)
+    assert told(model) == (set(), set(a_chain(5, 6)))
+
+
+def test_a_place_that_is_forgotten_is_no_eviction() -> None:
+    """The guess keeps what only we lost track of; the engine's account can't vouch for it."""
+    for source, gone in (
+        (CacheSource.MODEL, set[int]()),
+        (CacheSource.EVENTS, set(a_chain(1, 10))),
+    ):
+        model = a_model(ttl_s=10.0)
+        model.heard([STORED], at_s=0.0)
+        model.learn(PROMPT, at_s=0.0)
+        model.believe(source)
+        model.begin("r", a_chain(1, 10), at_s=5.0)
+        model.prefilled("r", at_s=5.0)
+        told(model)
+        # What runs is pinned in the guess.
+        model.expire(at_s=16.0)
+        assert told(model) == (set(), gone)
+
+
+def test_how_far_each_source_was_off_is_kept() -> None:
+    """By the source that predicted, not the one that counts when the answer comes."""
+    model = an_engines_model()
+    model.begin("r", a_chain(1, 10), at_s=0.0)
+    model.believe(CacheSource.MODEL)
+    model.end("r", at_s=1.0, usage=Usage(672, 600, 1), cached_tokens=600)
+    assert model.predictions[CacheSource.EVENTS] == Predictions(1, 640, 600, 40)
+    assert model.predictions[CacheSource.MODEL] == Predictions()
+
+
+def test_an_engine_that_is_another_starts_from_nothing() -> None:
+    """Its tokens are asked anew."""
+    model = an_engines_model()
+    assert model.knows_tokens(PROMPT.chain)
+    model.clear()
+    assert not model.knows_tokens(PROMPT.chain)
+    assert not model.is_held(PROMPT.chain)
+    assert told(model) == (set(), set())
+
+
+def test_what_the_engine_evicted_under_a_running_request_is_gone() -> None:
+    """It is pinned in the guess, but the engine knows better."""
+    model = a_model()
+    model.heard([STORED], at_s=0.0)
+    model.learn(PROMPT, at_s=0.0)
+    model.begin("r", a_chain(1, 10), at_s=0.0)
+    model.prefilled("r", at_s=0.0)
+    told(model)
+    model.heard([BlockRemoved(names=(4,))], at_s=1.0)
+    assert told(model) == (set(), set(a_chain(5, 6)))

@@ -217,3 +217,26 @@ def test_gone_and_held_agree_after_any_history(kind: str, seed: int) -> None:
     store.clear()
     told.difference_update(store.take_gone())
     assert told == set()
+
+
+def test_what_the_engine_evicted_takes_what_it_used_before_along() -> None:
+    """Its children, and older chains; its parents and what was used later stay, and what runs."""
+    store = BlockCache()
+    run(store, "old", [1, 2], at_s=1.0)
+    run(store, "shared", [3, 4, 5], at_s=2.0)
+    run(store, "new", [6, 7], at_s=3.0)
+    store.begin("running", [1, 2], at_s=2.5)
+    store.lost([4, 99])
+    assert sorted(store.take_gone()) == [4, 5]
+    assert [store.depth(chain) for chain in ([1, 2], [3, 4, 5], [6, 7])] == [2, 1, 2]
+    store.lost([1])
+    assert store.take_gone() == []
+
+
+def test_a_slot_that_lost_a_block_is_empty() -> None:
+    """Idle ones only."""
+    store = SequenceCache(slots=2)
+    run(store, "a", [1, 2], at_s=1.0)
+    store.begin("b", [3, 4], at_s=2.0)
+    store.lost([2, 3])
+    assert store.depth([1, 2]) == 0

@@ -169,3 +169,15 @@ def test_whatever_happens_a_reader_ends_with_the_same_blocks(
                 feed.ask_full()
     read_all(feed, reader)
     assert reader.blocks == held
+
+
+def test_what_another_account_does_not_hold_is_reported_gone() -> None:
+    """Children first; the rest stays as it was told."""
+    feed = a_feed()
+    feed.stored([1, 2, 3, 4], at_s=0.0)
+    feed.take()
+    feed.kept(lambda block: block in (1, 2))
+    report = feed.take()
+    assert report is not None
+    assert list(unpack_hashes(report.removed)) == [4, 3]
+    assert not report.added

@@ -1,5 +1,6 @@
 """The engine that the settings name, or one sentence on why it can't be."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,19 @@ async def test_a_llama_engine_serves_the_configured_name() -> None:
     ("fields", "told"),
     [
         ({"engine": "openai", "base_url": "ftp://nowhere"}, "ftp://nowhere"),
+        ({"engine": "llama", "kv_events": "ipc:///e"}, "one of kind llama has none"),
+        ({"engine": "openai", "kv_events_replay": "ipc:///e"}, "set that, too"),
+        ({"engine": "openai", "kv_events": "tcp://*:5557"}, "the address to connect to"),
+        ({"engine": "openai", "kv_events": "ipc://relative"}, "give ipc:///path or tcp://"),
+        ({"engine": "openai", "kv_events": f"ipc:///{'x' * 107}"}, "give ipc:///path"),
+        (
+            {"engine": "openai", "kv_events": "ipc:///e", "kv_events_replay": "5558"},
+            "kv_events_replay = '5558'",
+        ),
+        (
+            {"engine": "openai", "kv_events": "ipc:///e", "cache_sequences": 4},
+            "keeps no `cache_sequences`",
+        ),
         ({"engine": "fake"}, "a fake engine serves what `models` names: give at least one"),
         ({"engine": "fake", "profile": "h100", "models": {"a": "a"}}, "no profile 'h100'"),
         ({"engine": "llama", "gguf": "/nowhere.gguf"}, "there is no model file '/nowhere.gguf'"),
@@ -58,3 +72,16 @@ def test_settings_that_can_not_work_are_told_in_a_sentence(
     with pytest.raises(ConfigMistake) as caught:
         make_engine(a_config(**fields))
     assert told in str(caught.value)
+
+
+def test_kv_events_without_pyzmq_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told before the engine is asked anything."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigMistake, match=r"inferlane\[kv-events\]"):
+        make_engine(a_config(engine="openai", kv_events="ipc:///tmp/kv"))
+
+
+def test_kv_events_are_heard_at_a_socket_or_a_host() -> None:
+    """Nothing is connected yet."""
+    for endpoint in ("ipc:///tmp/kv", "tcp://10.0.0.7:5557"):
+        make_engine(a_config(engine="openai", kv_events=endpoint, kv_events_replay=endpoint))

@@ -31,7 +31,10 @@ vllm:num_requests_running{engine="1",model_name="m"} 4.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
-vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="1000",x="a{b"} 1.0
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000",x="a{b"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="1000",x="a{b"} 1.0
+vllm:request_prefill_kv_computed_tokens_sum{model_name="m"} 8000.0
+vllm:request_prefill_time_seconds_sum{model_name="m"} 2.0
 vllm:inter_token_latency_seconds_sum{model_name="m"} 2.0
 vllm:inter_token_latency_seconds_count{model_name="m"} 100.0
 vllm:prompt_tokens_total{model_name="m"} 5000.0
@@ -63,8 +66,9 @@ TGI_PAGE = "tgi_batch_current_size 7\ntgi_queue_size 8\n"
             Load(
                 running=7,
                 waiting=1,
-                kv_tokens_used=8000,
-                kv_tokens_max=16_000,
+                kv_tokens_used=16_000,
+                kv_tokens_max=32_000,
+                prefill_tokens_s=4000.0,
                 decode_tokens_s=50.0,
             ),
         ),
