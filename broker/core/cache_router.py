@@ -10,17 +10,19 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from broker.core.choice import Chooser, Known, is_rare, session_key
+from broker.core.confinement import QUICK_USE_S, Confinement
 from broker.core.decisions import Candidate, Explanation, HeldBy
 from broker.core.events import JobSpec
 from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_index import PrefixIndex
 from broker.core.prefix_search import depth_of
-from broker.core.roster import Roster
+from broker.core.roster import Pool, Roster, Seat
 from broker.core.scoring import Scored
 from broker.core.state import Lease, Worker
 from broker.core.stickiness import Stickiness
 from broker.core.unconfirmed import Chain, Unconfirmed
+from broker.wire.ids import BATCH_BAND
 from broker.wire.messages import CacheSummary
 from broker.wire.prefix import HASH_BYTES, unpack_hashes
 
@@ -46,6 +48,7 @@ class CacheAwareRouter:
         self._roster = Roster(policy, by_load=True)
         self._sticky = Stickiness(sticky_s=policy.sticky_s)
         self._chooser = Chooser(policy, self._roster, self._sticky)
+        self._confinement = Confinement(policy, self._roster)
         self._unconfirmed = Unconfirmed()
         self._known: OrderedDict[str, Known] = OrderedDict()
 
@@ -70,16 +73,25 @@ class CacheAwareRouter:
         output_tokens: int | None = None,
     ) -> Placement:
         """Find the best worker with room for the job, or the one to wait for."""
-        pool = self._roster.pool(job.adapter or job.model)
+        pool = self._pool(job)
         if pool is None or not pool.order:
             servable = pool is not None and pool.servable
             return Placement(None, 0, job.prompt_tokens, 0.0, full=True, servable=servable)
+        if pool.whole is not None and not pool.free_count and pool.whole.free_count:
+            return Placement(None, 0, job.prompt_tokens, 0.0, confined=True)
         output = job.output_tokens_max if output_tokens is None else output_tokens
         return self._chooser.place(self._know(job), pool, tuple(excluded), output, at_s=at_s)
 
+    def _pool(self, job: JobSpec) -> Pool | None:
+        """Return the workers among which a job's is chosen."""
+        pool = self._roster.pool(job.adapter or job.model)
+        if pool is None or job.band != BATCH_BAND:
+            return pool
+        return self._confinement.part(pool)
+
     def explain(self, job: JobSpec, placement: Placement, *, at_s: float) -> Explanation:
         """Say why: every candidate that was scored, best first."""
-        pool = self._roster.pool(job.adapter or job.model)
+        pool = self._pool(job)
         scored: list[Scored] = []
         previous = ""
         if pool is not None and pool.order:
@@ -127,6 +139,8 @@ class CacheAwareRouter:
         job = lease.job
         known = self._know(job)
         del self._known[job.key]
+        if self._is_come_back(known, seat, lease, at_s):
+            self._confinement.guard(seat, at_s=at_s)
         self._note_sticky(known, worker, at_s)
         start = depth_of(seat.bit, known.levels)
         self._index.hold(worker.index, job.blocks, start=start)
@@ -134,6 +148,20 @@ class CacheAwareRouter:
         if overflow is not None:
             self._index.drop(worker.index, overflow.unconfirmed)
         self._roster.gave(seat, uncached_tokens=lease.uncached_tokens)
+
+    def _is_come_back(self, known: Known, seat: Seat, lease: Lease, at_s: float) -> bool:
+        """Say whether an online job found a prefix that few hold, after a while."""
+        job = known.job
+        if job.band == BATCH_BAND or lease.hit_tokens < max(1, self._policy.prefix_tokens_min):
+            return False
+        pool = self._roster.pool(job.adapter or job.model)
+        level = next((one for one in known.levels if one.workers & seat.bit), None)
+        if level is None or pool is None:
+            return False
+        if level.workers & pool.bits != seat.bit and not is_rare(level, pool):
+            return False
+        used_at_s = self._sticky.noted_at_s(job.blocks[level.depth_blocks - 1])
+        return used_at_s is None or at_s - used_at_s >= QUICK_USE_S
 
     def _note_sticky(self, known: Known, worker: Worker, at_s: float) -> None:
         job = known.job
@@ -154,16 +182,21 @@ class CacheAwareRouter:
         seat = self._roster.seat(worker.id)
         if seat is not None:
             self._roster.refresh(seat, bit=self._index.bit(worker.index))
+            self._confinement.refresh(seat)
 
     def joined(self, worker: Worker) -> None:
         """Meet a worker."""
+        before = self._roster.seat(worker.id)
         self._roster.join(worker, bit=self._index.bit(worker.index))
+        if before is not None:
+            self._confinement.refresh(before)
 
     def gone(self, worker: Worker) -> None:
         """Forget a worker and all its credit."""
         seat = self._roster.seat(worker.id)
         if seat is not None:
             self._roster.leave(seat)
+            self._confinement.release(seat)
         self._index.forget(worker.index)
         self._unconfirmed.forget(worker.id)
 
@@ -175,6 +208,7 @@ class CacheAwareRouter:
         seat = self._roster.seat(worker.id)
         if seat is not None:
             seat.report_sequence = None
+            self._confinement.release(seat)
             self._roster.chilled(seat, at_s=worker.reported_at_s)
         self.changed(worker)
 
@@ -227,12 +261,14 @@ class CacheAwareRouter:
         self._known.clear()
         self._sticky.sticky_s = policy.sticky_s
         self._index.reconfigure(entries_max=policy.index_entries_max, ttl_s=policy.index_ttl_s)
+        self._confinement.reconfigure(policy)
         self._roster.reconfigure(policy)
 
-    def sweep(self, at_s: float) -> None:
+    def sweep(self, at_s: float) -> list[str]:
         """Let time pass, in bounded steps."""
         self._index.sweep(at_s)
         self._sticky.expire(at_s, keys_max=SWEEP_KEYS_MAX)
+        return self._confinement.expire(at_s)
 
 
 def _candidate(one: Scored) -> Candidate:

@@ -229,7 +229,7 @@ class Chooser:
         if seat is not None and all(one.seat is not seat for one in scored):
             scored.append(self._scored(seat, need, _hit_tokens(known, seat), at_s))
         if known.previous:
-            self._stick(scored, known.previous, need, excluded, at_s)
+            self._stick(scored, known, pool, excluded, at_s)
         return scored
 
     def _scored(self, seat: Seat, need: Need, hit_tokens: float, at_s: float) -> Scored:
@@ -280,14 +280,16 @@ class Chooser:
     def _stick(
         self,
         scored: list[Scored],
-        previous: str,
-        need: Need,
+        known: Known,
+        pool: Pool,
         excluded: Sequence[str],
         at_s: float,
     ) -> None:
         """Let the others pay for leaving the last worker, unless that is overloaded or gone."""
-        seat = self._roster.seat(previous)
+        seat, need = self._roster.seat(known.previous), known.need
         if seat is None or not seat.is_serving or not may_serve(seat, need.job, excluded):
+            return
+        if not pool.has(seat):
             return
         last = next((one for one in scored if one.seat is seat), None)
         if last is None:

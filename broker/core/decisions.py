@@ -24,6 +24,8 @@ class HeldBy(StrEnum):
     """No worker with room (step two)."""
     AFFINITY = "affinity"
     """It waits for a worker that is better than any with room: by its cache, or otherwise."""
+    BATCH_SHARE = "batch_share"
+    """Workers with room hold people's prefixes, and batch has its share of those."""
     ORDER = "order"
     """Others were before it."""
     BACK_OFF = "back_off"

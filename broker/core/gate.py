@@ -20,7 +20,7 @@ from broker.core.pressure_step import Step
 from broker.core.queues import Pool, Waiting
 from broker.core.quotas import jobs_refusal, refusal
 from broker.core.rows import Borrow, Refusal
-from broker.wire.ids import BATCH_BAND
+from broker.wire.ids import BANDS, BATCH_BAND
 
 HOLD_LOOK_S = 0.01
 """Jobs held for a worker are looked at again this often even if nothing changed: a hold ends by
@@ -50,6 +50,9 @@ class Gate:
     def is_passed_by(self, waiting: Waiting) -> bool:
         """Say whether a look is needless: no job as small found room since one opened."""
         pool, smaller = waiting.queue.pool, waiting.queue.pool.no_room
+        if waiting.queue.is_closed and not pool.closed:
+            waiting.held_by = HeldBy.BATCH_SHARE
+            return True
         needless = pool.closed or (
             smaller is not None
             and waiting.job.prompt_tokens >= smaller.prompt_tokens
@@ -108,6 +111,9 @@ class Gate:
         if placement.held_for:
             pool.holding = True
             self.hold(waiting, HeldBy.AFFINITY)
+        elif placement.confined:
+            self.hold(waiting, HeldBy.BATCH_SHARE)
+            pool.closed_to_batch = True
         elif not placement.servable:
             self.hold(waiting, HeldBy.NO_WORKERS)
             pool.closed = not waiting.job.adapter  # Nobody may have an adapter that others lack.
@@ -120,7 +126,7 @@ class Gate:
     def _no_room_for(self, waiting: Waiting, pool: Pool) -> None:
         """Remember that there was none, and ask if there is any at all."""
         pool.no_room = replace(waiting.job, output_tokens_max=waiting.output_tokens_expected)
-        smallest = JobSpec("", "", waiting.job.band, pool.model, output_tokens_max=1)
+        smallest = JobSpec("", "", BANDS[0], pool.model, output_tokens_max=1)
         placement = self._mind.router.place(smallest, excluded=(), at_s=self._mind.at_s)
         pool.closed = placement.worker is None and not placement.held_for
 

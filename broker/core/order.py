@@ -255,8 +255,8 @@ class Order:
                 credit = order.wait_credit * (due_at_s - waiting.queue.wait_s_max)
                 if best_key is not None and credit > best_key[0]:
                     break  # Prefill takes no less than nothing, and later ones have less credit.
-                if waiting.queue.pool.closed:
-                    return best
+                if waiting.queue.is_closed:
+                    break
                 if self._gate.is_passed_by(waiting):
                     continue
                 placement = self._gate.look(waiting, borrow=borrow)

@@ -25,6 +25,8 @@ class Placement:
     """Set when the best worker has no room yet and the job waits for it (`worker` is None then)."""
     full: bool = False
     """No larger job finds room either, whatever is cached: slots or KV cache are what it lacks."""
+    confined: bool = False
+    """Workers have room, and batch may use none of them."""
     servable: bool = True
     """False: no known worker serves the model at all (ready, not draining, not gone)."""
 
@@ -87,6 +89,9 @@ class Router(Protocol):
         """
         ...
 
-    def sweep(self, at_s: float) -> None:
-        """Let time pass: forget what expired, a bounded number a call."""
+    def sweep(self, at_s: float) -> list[str]:
+        """Let time pass: forget what expired, a bounded number a call.
+
+        Returns the models of which a worker may take more than before.
+        """
         ...

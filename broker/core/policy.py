@@ -126,6 +126,11 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     hold_s_max: NotNegative = 0.5
     """A job is not held for a worker whose first token would come later by more than this."""
     kv_fill_ratio_max: Share = 0.95
+    batch_cache_share: Share = 0.25
+    """Batch has the workers that hold no prefix that people come back to, and as many of the others
+    as bring it to this share of all, one at least. 1: any worker."""
+    online_prefix_s: Positive = 120.0
+    """How long after such a use a worker counts as one of those."""
     prefill_tokens_s: Positive = 8000.0
     """Assumed prefill rate until a worker reports its own."""
     decode_tokens_s: Positive = 50.0

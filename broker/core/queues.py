@@ -94,6 +94,12 @@ class Queue:
             for usage in self.rows:
                 usage.queued_jobs += jobs
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether no worker has room for its smallest job."""
+        pool = self.pool
+        return pool.closed or (pool.closed_to_batch and self.band == BATCH_BAND)
+
     def ahead_of(self, waiting: Waiting) -> int:
         """Count the jobs in line before this one."""
         place = waiting.place
@@ -144,6 +150,8 @@ class Pool:
     """A job for which no worker had room: none has for a larger one until something opens."""
     closed: bool = False
     """No worker has room for even the smallest job, until something opens."""
+    closed_to_batch: bool = False
+    """No worker that batch may use has room for even the smallest job, until something opens."""
     settled: bool = False
     """All in line were looked at since a worker or a row last gave way: only newcomers may go."""
     refill_at_s: float | None = None
@@ -162,7 +170,7 @@ class Pool:
 
     def opened(self) -> None:
         """Note that a worker may take more than before."""
-        self.settled = self.closed = False
+        self.settled = self.closed = self.closed_to_batch = False
         self.no_room = None
 
 

@@ -99,6 +99,8 @@ class Seat:
     """Prompt tokens it was given since its cache was empty."""
     report_sequence: int | None = None
     """Of its last cache summary; None until a full one came."""
+    guarded_in: tuple[str, ...] = ()
+    """Models in whose pools it is guarded from batch (`confinement`)."""
 
     def fits(self, kv_tokens: float, uncached_tokens: float) -> bool:
         """Say whether it has room for a job of so many tokens; a job alone always fits."""
@@ -170,6 +172,14 @@ class Pool:
     """Rises when a worker may have become a better choice than it was."""
     improved: deque[Seat] = field(default_factory=_no_seats)
     """The latest of those, newest last."""
+    part: "Pool | None" = None
+    """Those of them that batch may use; kept once batch came."""
+    whole: "Pool | None" = None
+    """Of a part, what it is a part of."""
+    closed: OrderedDict[Seat, float] = field(default_factory=OrderedDict[Seat, float])
+    """Those that hold what people come back to and are closed to batch; until when."""
+    spared: OrderedDict[Seat, float] = field(default_factory=OrderedDict[Seat, float])
+    """The same, of those that batch may use all the same."""
 
     @property
     def servable(self) -> bool:
@@ -188,6 +198,8 @@ class Pool:
 
     def is_full_for(self, kv_tokens: int) -> bool:
         """Say whether slots or KV cache are what a job of so many tokens lacks, everywhere."""
+        if self.whole is not None:
+            return self.whole.is_full_for(kv_tokens)
         if not self.by_kv_room:
             return True
         left, _, seat = self.by_kv_room[-1]
@@ -198,12 +210,19 @@ class Pool:
         for _, _, seat in self.by_kv_room[-1:]:
             yield seat
 
+    def has(self, seat: Seat) -> bool:
+        """Say whether a serving worker of its model is in it, be it a part."""
+        return self.whole is None or seat not in self.whole.closed
+
     def add(self, seat: Seat) -> None:
         """Take a serving worker in."""
         insort(self.order, seat.entry)
+        self.bits |= seat.bit
         if seat.has_room:
             insort(self.by_kv_room, seat.kv_entry)
             self.free_count += 1
+        if self.part is not None and seat not in self.closed:
+            self.part.add(seat)
 
     def remove(self, seat: Seat) -> None:
         """Take it out; its state must be as it was when added."""
@@ -213,6 +232,21 @@ class Pool:
         if seat.has_room:
             del self.by_kv_room[bisect_left(self.by_kv_room, seat.kv_entry)]
             self.free_count -= 1
+        if self.part is not None and seat not in self.closed:
+            self.part.remove(seat)
+
+    def hide(self, seat: Seat) -> None:
+        """Forget a worker's cache."""
+        self.bits &= ~seat.bit
+        if self.part is not None:
+            self.part.hide(seat)
+
+    def note_improved(self, seat: Seat) -> None:
+        """Note that a worker may be a better choice than it was."""
+        self.improved_count += 1
+        self.improved.append(seat)
+        if self.part is not None and seat not in self.closed:
+            self.part.note_improved(seat)
 
 
 class Roster:
@@ -323,16 +357,14 @@ class Roster:
 
     def _improved(self, seat: Seat) -> None:
         for model in seat.models:
-            pool = self._pools[model]
-            pool.improved_count += 1
-            pool.improved.append(seat)
+            self._pools[model].note_improved(seat)
 
     def _hide(self, seat: Seat) -> None:
         """Take a worker's cache out of its pools: it has another now, or serves no more."""
         if self._by_bit.get(seat.bit) is seat:
             del self._by_bit[seat.bit]
         for model in seat.models:
-            self._pools[model].bits &= ~seat.bit
+            self._pools[model].hide(seat)
 
     def _next_turn(self) -> int:
         self._turns += 1
@@ -376,8 +408,6 @@ class Roster:
             pool = self._pools.setdefault(model, Pool())
             if seat.is_serving:
                 pool.add(seat)
-                if not pool.bits & seat.bit:
-                    pool.bits |= seat.bit
             elif seat.is_silent:
                 pool.silent_count += 1
 

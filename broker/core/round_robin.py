@@ -99,8 +99,10 @@ class RoundRobinRouter:
         self._policy = policy
         self._roster.reconfigure(policy)
 
-    def sweep(self, at_s: float) -> None:
-        """Do nothing: no memory grows here."""
+    def sweep(self, at_s: float) -> list[str]:
+        """Do nothing: no memory grows here, and nothing opens by time."""
+        del at_s
+        return []
 
 
 def _at(job: JobSpec, seat: Seat) -> Placement:

@@ -228,7 +228,8 @@ class Scheduler:
 
     def _time_passed(self) -> None:
         mind = self._mind
-        mind.router.sweep(mind.at_s)
+        for model in mind.router.sweep(mind.at_s):
+            mind.queues.pool(model).opened()
         self._leases.time_passed()
         self._breakers.time_passed()
         for waiting in islice(self._agings.due(mind.at_s), TICK_JOBS_MAX):

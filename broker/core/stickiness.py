@@ -37,6 +37,11 @@ class Stickiness:
         worker_id, since_s = self._last.get(key, ("", 0.0))
         return worker_id if at_s - since_s < self.sticky_s else ""
 
+    def noted_at_s(self, key: Key) -> float | None:
+        """Tell when a key was last dispatched, as far as that is remembered."""
+        last = self._last.get(key)
+        return None if last is None else last[1]
+
     def expire(self, at_s: float, *, keys_max: int) -> None:
         """Forget at most so many keys whose time is over."""
         for _ in range(keys_max):

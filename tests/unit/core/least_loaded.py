@@ -88,8 +88,9 @@ class LeastLoadedRouter:
     def reconfigured(self, policy: RoutingPolicy) -> None:
         self.prefill_tokens_s = policy.prefill_tokens_s
 
-    def sweep(self, at_s: float) -> None:
-        return
+    def sweep(self, at_s: float) -> list[str]:
+        del at_s
+        return []
 
 
 def standing(worker: Worker) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ import pytest
 from broker.wire.messages import Job
 from producers.batch.errors import InputUnusable
 from producers.batch.lines import BadLine, Code, Request
-from producers.batch.reader import Reader, Work
+from producers.batch.reader import STRANDS, Reader, Work
 from producers.batch.source import Line
 from producers.batch.state import LineState, State, new_identity
 from producers.request import Wish, build_job
@@ -41,6 +41,24 @@ def test_lines_of_one_prefix_stand_together_whatever_their_order(tmp_path: Path)
     order = [int(item.custom_id[3:]) % 3 for item in work]
     assert [order[at] for at in (0, 4, 8)] == [order[at + 3] for at in (0, 4, 8)]
     assert order[4:8] != [1, 1, 1, 1], "the two that share 600 bytes are neighbours"
+
+
+def test_many_prefixes_are_taken_in_turns(tmp_path: Path) -> None:
+    """So workers that are free at once find different ones; each one's lines still come in a row
+    of their strand, and none is lost.
+    """
+    prefixes, lines_each = 2 * STRANDS, 6
+    count = prefixes * lines_each
+    texts = [a_line(f"id-{n}", system=f"{n % prefixes:04d}" * 300) for n in range(count)]
+    with State(tmp_path / "s") as state:
+        work = a_reader(state).read(numbered(*texts)).work
+    order = [int(item.custom_id[3:]) % prefixes for item in work]
+    assert sorted(item.number for item in work) == list(range(1, count + 1))
+    for start in range(0, count, STRANDS):
+        assert len(set(order[start : start + STRANDS])) == STRANDS
+    for strand in range(STRANDS):
+        in_strand = order[strand::STRANDS]
+        assert in_strand == [in_strand[0]] * lines_each + [in_strand[-1]] * lines_each
 
 
 def test_a_line_is_known_with_where_it_was_stored(tmp_path: Path) -> None:
