@@ -63,6 +63,7 @@ class Cohort:
     def settle(self, usage: RowUsage) -> None:
         """Borrow for the jobs that have no own seat, or give seats back, after any change."""
         lenders = self._lenders[usage]
+        self._offer(usage)  # Never its own lender by an offer that no longer stands.
         while lenders and usage.seats_used < usage.jobs_limit:
             self._repay(usage, lenders)
         while usage.seats_used > usage.jobs_limit and usage.inflight_jobs <= usage.jobs_ceiling:

@@ -7,6 +7,7 @@ decided, and looks into every agent. It reads no private state of the mind.
 import math
 from collections.abc import Sequence
 
+from broker.core.admission import PRESSURE_ROW
 from broker.core.blame import is_ended
 from broker.core.decisions import (
     Abort,
@@ -41,6 +42,7 @@ from broker.sim.mind import TICK_S, MindRouter
 from broker.sim.scenario import Scenario
 from broker.sim.violation import require
 from broker.sim.world import World
+from broker.wire.ids import BATCH_BAND
 from broker.wire.messages import Attempt, Reason
 
 RETRY_AFTER_S_MAX = 300.0
@@ -290,11 +292,16 @@ class Checkers:
                 )
 
     def _check_rejected(self, end: Reject) -> None:
-        rows = self._scenario.policy.quotas
-        require(
-            end.reason is Reason.QUEUE_FULL and any(row.queued_jobs_max for row in rows),
-            f"{end.key} was rejected for {end.reason}",
-        )
+        job = self._jobs[end.key]
+        if end.reason is Reason.DEADLINE_INFEASIBLE:
+            true = job.deadline_at_s is not None and end.used > end.limit
+        elif job.band == BATCH_BAND:
+            ratio = self._scenario.policy.pressure.release_ratio
+            true = end.row == PRESSURE_ROW and end.used >= ratio * end.limit
+        else:
+            bounded = any(row.queued_jobs_max for row in self._scenario.policy.quotas)
+            true = end.reason is Reason.QUEUE_FULL and bounded
+        require(true, f"{end.key} was rejected for {end.reason}")
         self._check_time(end.retry_after_s, f"{end.key} is told to try again")
 
     def _check_expired(self, key: str, reason: Reason, at_s: float) -> None:

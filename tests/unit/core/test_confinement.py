@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.core.cache_router import CacheAwareRouter
@@ -314,6 +314,7 @@ def check(place: Place, share: float) -> None:
     assert not pool.spared or len(part.order) == least, "nor on more of what people use"
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32), share=st.sampled_from([0.0, 0.2, 0.25, 0.5, 0.9]), steps=st.just(60)
 )
