@@ -245,7 +245,8 @@ class CacheAwareRouter:
 
     def hit_seen(self, lease: Lease, worker: Worker, *, cached_tokens: int) -> None:
         """Move the worker's trust towards what its engine found of the predicted hit."""
-        if lease.hit_tokens < max(1, self._policy.prefix_tokens_min):
+        # What is held counts, not how far it is trusted: else little trust could never be won back.
+        if lease.hit_tokens < max(1.0, self._policy.prefix_tokens_min * worker.trust):
             return
         found = min(1.0, cached_tokens / lease.hit_tokens)
         # The prediction was trusted already: a full hit proves that more was held than trusted.

@@ -186,6 +186,28 @@ def test_trust_follows_what_engines_find() -> None:
     assert 0.99 < worker.trust <= 1.0
 
 
+def test_trust_is_won_back_however_little_is_left() -> None:
+    """A prefix that is long enough to count is so at any trust: what is predicted of it may not be,
+    and hits must count all the same.
+    """
+    place = Place(1)
+    place.warm("w0", SYSTEM)
+    worker = place.workers["w0"]
+
+    def ask(*, cached_tokens: int) -> None:
+        lease = place.give(place.spec(SYSTEM, (f"ask{place.jobs}", 1)))
+        place.router.hit_seen(lease, worker, cached_tokens=cached_tokens)
+        place.prefill(lease)
+        place.end(lease)
+
+    for _ in range(12):
+        ask(cached_tokens=0)
+    assert 1920 * worker.trust < place.policy.prefix_tokens_min
+    for _ in range(40):
+        ask(cached_tokens=1920)
+    assert worker.trust > 0.95
+
+
 def test_small_predictions_prove_nothing() -> None:
     """A hit too short to count says nothing of a worker's cache, found or not."""
     place = Place(2)
