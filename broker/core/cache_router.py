@@ -38,6 +38,10 @@ TRUST_SHARE = 0.1
 TRUST_MIN = 0.1
 """Trust never falls so far that a worker could not win it back."""
 
+TRUST_MAX = 1.25
+"""Most that a worker is credited beyond what our blocks tell: engines match to the token, so of the
+block in which two prompts part they find some too."""
+
 
 class CacheAwareRouter:
     """Policies `first_token` and `weighted`."""
@@ -248,9 +252,8 @@ class CacheAwareRouter:
         # What is held counts, not how far it is trusted: else little trust could never be won back.
         if lease.hit_tokens < max(1.0, self._policy.prefix_tokens_min * worker.trust):
             return
-        found = min(1.0, cached_tokens / lease.hit_tokens)
-        # The prediction was trusted already: a full hit proves that more was held than trusted.
-        target = 1.0 if found >= 1.0 else found * worker.trust
+        # The prediction was trusted already: this is what was found of all that seemed held.
+        target = min(TRUST_MAX, worker.trust * cached_tokens / lease.hit_tokens)
         trust = worker.trust + TRUST_SHARE * (target - worker.trust)
         worker.trust = max(TRUST_MIN, trust)
         self.changed(worker)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.core.cache_router import TRUST_MIN, CacheAwareRouter
+from broker.core.cache_router import TRUST_MAX, TRUST_MIN, CacheAwareRouter
 from broker.core.policy import RoutingPolicy
 from broker.core.routing import make_router
 from broker.core.unconfirmed import CONFIRM_REPORTS_MAX
@@ -182,8 +182,13 @@ def test_trust_follows_what_engines_find() -> None:
         place.router.hit_seen(lease, worker, cached_tokens=0)
     assert worker.trust == TRUST_MIN
     for _ in range(100):
-        place.router.hit_seen(lease, worker, cached_tokens=lease.hit_tokens * 2)
-    assert 0.99 < worker.trust <= 1.0
+        lease.hit_tokens = round(1920 * worker.trust)
+        place.router.hit_seen(lease, worker, cached_tokens=1920)
+    assert worker.trust == pytest.approx(1.0, abs=0.01)
+    for _ in range(100):
+        place.router.hit_seen(lease, worker, cached_tokens=1920 * 2)
+    assert worker.trust == pytest.approx(TRUST_MAX, abs=0.001)
+    assert worker.trust <= TRUST_MAX
 
 
 def test_trust_is_won_back_however_little_is_left() -> None:
