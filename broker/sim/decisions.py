@@ -69,6 +69,8 @@ class LoggedJob(Struct, frozen=True, kw_only=True):
     counted_prompt_tokens: int = 0
     """By the engine; 0: it did not run to its end."""
     cached_tokens: int = 0
+    cache_source: str = ""
+    """Whose word on the cache its worker's credit rested on; empty: not told."""
     output_tokens: int = 0
     ttft_s: float | None = None
     """From its queue to its first token; None: there was none."""
@@ -138,6 +140,7 @@ class _End(_Line, frozen=True, kw_only=True, tag="end"):
     worker: str = ""
     outcome: str | None = None
     cached_tokens: Count = 0
+    cache_source: str = ""
     output_tokens: Count = 0
     ttft_s: Seconds = 0.0
     run_s: Seconds | None = None
@@ -270,6 +273,7 @@ def _ended(job: LoggedJob, end: _End) -> LoggedJob:
         row=end.row,
         counted_prompt_tokens=0 if end.is_undispatched else end.prompt_tokens,
         cached_tokens=end.cached_tokens,
+        cache_source=end.cache_source,
         output_tokens=end.output_tokens,
         ttft_s=_ttft_s(job, end),
         run_s=end.run_s,

@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
 import cyclopts
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from ops.cli.errors import CommandError, Misused
 
 if TYPE_CHECKING:
+    from ops.cli.decision_accuracy import Accuracy
     from ops.cli.decision_trace import Written
 
-app = cyclopts.App(name="decisions", help="Make a trace of real traffic from a decision log.")
+HIT_HEADS = ("CACHE KNOWN BY", "JOBS>", "PROMPT TOKENS>", "PREDICTED>", "CACHED>", "RATIO>")
+
+app = cyclopts.App(
+    name="decisions",
+    help="Look at a decision log: a trace of its traffic, and how right its predictions were.",
+)
 
 SALT_BYTES = 16
 
@@ -56,6 +62,72 @@ def trace(
     with _sink(output) as sink:
         written = write_trace(lines_in_order(logs), sink, salt=salt, anonymous=anonymous)
     _tell(written, output)
+
+
+@app.command
+def accuracy(
+    *logs: Path,
+    skip: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Tell how far a decision log's predictions were from what came.
+
+    Of each word on the cache (the agent's guess from what it was given, or the engine's own
+    events): prompt tokens predicted to be cached against those that the engine found cached. And how far
+    first tokens were from their prediction, from the dispatch on. Only jobs that ran once, to
+    their end.
+
+        inferlane decisions accuracy inferlane-state/decisions*.jsonl --skip 1000
+
+    Args:
+        logs: Files of the log, in any order, plain, .gz or .zst; all brokers' that led meanwhile.
+        skip: Jobs left out at the begin, while caches fill and rates are learned.
+        json: Print JSON.
+    """
+    from ops.cli.decision_accuracy import accuracy_of
+    from ops.cli.decision_files import lines_in_order
+
+    if not logs:
+        message = "name the log's files, such as inferlane-state/decisions*.jsonl"
+        raise Misused(message)
+    show_accuracy(accuracy_of(lines_in_order(logs), skip_jobs=skip), as_json=json)
+
+
+def show_accuracy(found: "Accuracy", *, as_json: bool) -> None:
+    """Print what was found. Raises CommandError when no job can be compared."""
+    import msgspec
+
+    from ops.cli.decision_accuracy import SOURCES
+    from ops.cli.output import console, json_line, say, table
+
+    if as_json:
+        json_line(msgspec.to_builtins(found))
+        return
+    if not found.hits:
+        message = (
+            "no job to compare: none ran once to its end in these lines"
+            f" ({found.tally.lines:,} read, {found.tally.broken_lines:,} of them broken)"
+        )
+        raise CommandError(message)
+    rows = [
+        (
+            SOURCES.get(one.source, one.source),
+            f"{one.jobs:,}",
+            f"{one.prompt_tokens:,}",
+            f"{one.predicted_tokens:,}",
+            f"{one.cached_tokens:,}",
+            "-" if one.ratio is None else f"{one.ratio:.2f}",
+        )
+        for one in found.hits
+    ]
+    console().print(table("", HIT_HEADS, rows))
+    if found.first_token_error_ratio is not None and found.first_token_bias_ratio is not None:
+        way = "short" if found.first_token_bias_ratio < 0 else "long"
+        say(
+            f"First tokens of {found.first_tokens:,} jobs: half of the predictions were off by"
+            f" {found.first_token_error_ratio:.0%} or less; the one in the middle was"
+            f" {abs(found.first_token_bias_ratio):.0%} too {way}."
+        )
 
 
 @contextmanager
