@@ -73,9 +73,9 @@ def accuracy(
     """Tell how far a decision log's predictions were from what came.
 
     Of each word on the cache (the agent's guess from what it was given, or the engine's own
-    events): prompt tokens predicted to be cached against those that the engine found cached. And how far
-    first tokens were from their prediction, from the dispatch on. Only jobs that ran once, to
-    their end.
+    events): prompt tokens predicted to be cached against those that the engine found cached. And
+    how far first tokens were from their prediction, from the dispatch on. Only jobs that ran once,
+    to their end.
 
         inferlane decisions accuracy inferlane-state/decisions*.jsonl --skip 1000
 
