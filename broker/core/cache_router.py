@@ -77,6 +77,11 @@ class CacheAwareRouter:
         output = job.output_tokens_max if output_tokens is None else output_tokens
         return self._chooser.place(self._know(job), pool, tuple(excluded), output, at_s=at_s)
 
+    def cached_tokens(self, job: JobSpec) -> float:
+        """Tell how much of a job's prompt the worker that holds most of it has."""
+        pool = self._roster.pool(job.adapter or job.model)
+        return 0.0 if pool is None else self._chooser.cached_tokens(self._know(job), pool)
+
     def explain(self, job: JobSpec, placement: Placement, *, at_s: float) -> Explanation:
         """Say why: every candidate that was scored, best first."""
         pool = self._roster.pool(job.adapter or job.model)
