@@ -55,6 +55,7 @@ def a_pool_view(**fields: Any) -> PoolView:
         "fairness_gap": 900.0,
         "fairness_bound": 12_000.0,
         "work_tokens": ((1, "priority", 5000.0), (3, "share", 250.0)),
+        "wait_errors": ((1, 0.12, 340), (2, 0.31, 25)),
     }
     return PoolView(**{**defaults, **fields})
 

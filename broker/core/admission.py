@@ -129,7 +129,7 @@ class Door:
         if job.deadline_at_s is None or not queue.pool.slots:
             return None
         position = queue.position_at(self._mind.queues.due_at_s(job, queue))
-        wait_s = self._estimates.wait_s(queue, position=position)
+        wait_s = self._estimates.wait_s(queue, position=position, job=job)
         left_s = job.deadline_at_s - self._mind.at_s
         if wait_s <= left_s:
             return None

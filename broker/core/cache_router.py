@@ -93,6 +93,11 @@ class CacheAwareRouter:
             return pool
         return self._confinement.part(pool)
 
+    def cached_tokens(self, job: JobSpec) -> float:
+        """Tell how much of a job's prompt the worker that holds most of it has."""
+        pool = self._pool(job)
+        return 0.0 if pool is None else self._chooser.cached_tokens(self._know(job), pool)
+
     def explain(self, job: JobSpec, placement: Placement, *, at_s: float) -> Explanation:
         """Say why: every candidate that was scored, best first."""
         pool = self._pool(job)

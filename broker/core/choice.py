@@ -122,6 +122,12 @@ class Chooser:
         self._look_back(known, pool, at_s)
         return self._scored_all(known, pool, at_s, also=chosen), known.previous
 
+    def cached_tokens(self, known: Known, pool: Pool) -> float:
+        """Tell how much of a job's prompt the worker that holds most of it has."""
+        if known.useful_of != pool.bits:
+            self._look_at_levels(known, pool)
+        return max((one.hit_tokens for one in known.useful), default=0.0)
+
     # ---- kept answers --------------------------------------------------------------------------
 
     def _look_at_levels(self, known: Known, pool: Pool) -> None:

@@ -154,7 +154,7 @@ class Endings:
             )
         if real and finished.kind is Kind.COMPLETED:
             mind.costs.learn(lease.job, output_tokens=usage.output_tokens)
-            self._estimates.ran(lease.job.model, cost_tokens=real, run_s=finished.run_s)
+            self._estimates.ran(lease, cost_tokens=real, run_s=finished.run_s)
         mind.settles(lease, cost_tokens_real=real)
 
     def _hit(self, lease: Lease, worker: Worker, cached_tokens: int) -> None:

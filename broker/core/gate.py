@@ -71,16 +71,15 @@ class Gate:
         """
         if band < LOW_BAND_MIN:
             return None
-        floor = pool.floor_jobs(self._mind.policy.pressure.online_floor_share)
+        floor_share = self._mind.policy.pressure.online_floor_share
         is_batch = band == BATCH_BAND
-        if is_batch and pool.inflight_batch_jobs >= pool.slots - floor:
+        if is_batch and pool.inflight_batch_jobs >= pool.slots - pool.floor_jobs(floor_share):
             return HeldBy.FLOOR if pool.slots else HeldBy.NO_WORKERS
         if by_share:
             return None
         if is_batch and pool.pressure >= Step.HOLD_BATCH:
             return HeldBy.PRESSURE
-        kept = floor if is_batch else min(floor, pool.inflight_online_jobs)
-        return HeldBy.FLOOR if 0 < kept >= pool.slots - pool.inflight_jobs else None
+        return HeldBy.FLOOR if pool.keeps_from(band, floor_share) else None
 
     def look(self, waiting: Waiting, *, borrow: Borrow = Borrow.ANY) -> Placement | None:
         """Find where a job may go now, through both steps; else note what holds it."""

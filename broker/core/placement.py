@@ -50,6 +50,10 @@ class Router(Protocol):
         """
         ...
 
+    def cached_tokens(self, job: JobSpec) -> float:
+        """Tell how much of a job's prompt is cached where most of it is. Pure look-up."""
+        ...
+
     def explain(self, job: JobSpec, placement: Placement, *, at_s: float) -> Explanation:
         """Say why, for the decision log: only the candidates that were scored."""
         ...

@@ -20,7 +20,7 @@ from broker.core.pressure_step import Step
 from broker.core.quotas import Quotas
 from broker.core.rows import RowUsage
 from broker.core.state import Worker
-from broker.wire.ids import BANDS, BATCH_BAND
+from broker.wire.ids import BANDS, BATCH_BAND, ONLINE_BANDS
 from broker.wire.messages import Failure
 
 WAIT_S_UNBOUNDED = 86_400.0
@@ -162,6 +162,14 @@ class Pool:
     def floor_jobs(self, floor_share: float) -> int:
         """Tell how many slots are kept for online jobs: a share, rounded up, and never all."""
         return min(math.ceil(floor_share * self.slots), max(0, self.slots - 1))
+
+    def keeps_from(self, band: int, floor_share: float) -> bool:
+        """Say whether all free slots, if any, are kept from a band for online jobs."""
+        if band in ONLINE_BANDS:
+            return False
+        floor = self.floor_jobs(floor_share)
+        kept = floor if band == BATCH_BAND else min(floor, self.inflight_online_jobs)
+        return 0 < kept >= self.slots - self.inflight_jobs
 
     @property
     def waiting(self) -> bool:

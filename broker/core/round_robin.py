@@ -44,6 +44,11 @@ class RoundRobinRouter:
                 return _at(job, seat)
         return _nowhere(job, servable=pool.servable)
 
+    def cached_tokens(self, job: JobSpec) -> float:
+        """Know of no cache."""
+        del job
+        return 0.0
+
     def explain(self, job: JobSpec, placement: Placement, *, at_s: float) -> Explanation:
         """Say whose turn it was."""
         worker = placement.worker

@@ -10,7 +10,7 @@ from itertools import islice
 from broker.core.admission import Door
 from broker.core.alarms import Alarms
 from broker.core.breakers import Breakers
-from broker.core.decisions import Decision, Expire, Queued
+from broker.core.decisions import Decision, Dispatch, Expire, Queued
 from broker.core.endings import Endings
 from broker.core.estimates import Estimates
 from broker.core.events import (
@@ -201,13 +201,24 @@ class Scheduler:
         """Dispatch what may go, and tell those that wait, once it is known who does."""
         mind = self._mind
         if mind.dispatching and mind.link_up:
-            self._order.dispatch(dispatches_max=dispatches_max)
+            self._dispatch(dispatches_max)
             if dispatches_max < STEP_DISPATCHES_MAX and self._order.has_more:
                 return
         for waiting in mind.arrivals:
             if mind.queues.waiting.get(waiting.job.key) is waiting:
                 self._settle_down(waiting)
         mind.arrivals.clear()
+
+    def _dispatch(self, dispatches_max: int) -> None:
+        mind = self._mind
+        decided = len(mind.out)
+        self._order.dispatch(dispatches_max=dispatches_max)
+        for decision in islice(mind.out, decided, None):
+            if isinstance(decision, Dispatch):
+                lease = mind.ledger.get(decision.key)
+                assert lease is not None, "what was dispatched is leased"
+                self._estimates.dispatched(lease)
+        self._estimates.settled()
 
     def _settle_down(self, waiting: Waiting) -> None:
         """Set the alarms of a job that did not go at once, and tell its owner."""
@@ -223,7 +234,7 @@ class Scheduler:
         if mind.dispatching and not waiting.receipted and not waiting.retried:
             waiting.receipted = True
             position = waiting.queue.ahead_of(waiting)
-            wait_s = self._estimates.wait_s(waiting.queue, position=position)
+            wait_s = self._estimates.told_s(waiting, position=position)
             mind.out.append(Queued(job.key, position, wait_s))
 
     def _time_passed(self) -> None:

@@ -108,6 +108,9 @@ class PoolView:
     """How far batch gives way."""
     online_wait_s: float
     """Expected wait of bands 0-1 that this follows."""
+    wait_errors: tuple[tuple[int, float, int], ...]
+    """By band: the median error of long waits' estimates, as a share of the wait, and of how many
+    in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ class Views:
             held_by=held_by,
             row=waiting.row,
             position=position,
-            wait_s=self._estimates.wait_s(waiting.queue, position=position),
+            wait_s=self._estimates.wait_s(waiting.queue, position=position, job=waiting.job),
             not_before_s=waiting.not_before_s,
             worker="",
             attempt=None,
@@ -280,4 +283,5 @@ class Views:
             tuple(work),
             pool.pressure,
             pool.online_wait_s,
+            tuple(self._estimates.errors(pool)),
         )

@@ -75,6 +75,21 @@ def _pools(pools: Sequence[PoolView]) -> Iterator[Metric]:
         for band, way, tokens in pool.work_tokens:
             work.add_metric((pool.model, str(band), way), tokens)
     yield work
+    yield from _wait_errors(pools)
+
+
+def _wait_errors(pools: Sequence[PoolView]) -> Iterator[Metric]:
+    labels = ("model", "band")
+    text = "Waits over 5 s: by which share of it the estimate was off, median of the latest 200."
+    error = GaugeMetricFamily("inferlane_wait_estimate_error_ratio", text, labels=labels)
+    text = "Waits over 5 s that judged their estimate."
+    judged = CounterMetricFamily("inferlane_wait_estimates_judged", text, labels=labels)
+    for pool in pools:
+        for band, ratio, jobs in pool.wait_errors:
+            error.add_metric((pool.model, str(band)), ratio)
+            judged.add_metric((pool.model, str(band)), jobs)
+    yield error
+    yield judged
 
 
 def _step(pool: PoolView) -> float:

@@ -54,6 +54,9 @@ class PoolView(Struct, frozen=True, kw_only=True):
     """What the gap may be at most."""
     work_tokens: tuple[tuple[int, str, float], ...] = ()
     """Weighted tokens dispatched, by band and by right (`priority`, `share`, `aged`)."""
+    wait_errors: tuple[tuple[int, float, int], ...] = ()
+    """By band: by which share of the wait estimates of waits over 5 s are off (median of the
+    latest), and how many such waits there were."""
 
 
 class QueueView(Struct, frozen=True, kw_only=True):

@@ -84,7 +84,10 @@ def _problems(workers: list[WorkerView], role: str) -> list[str]:
 def _pools(status: StatusView) -> Iterator[str]:
     if not status.pools:
         return
-    heads = ("model!", "workers", "running", "of", "online wait", "batch!", "fairness gap", "of")
+    heads = (
+        *("model!", "workers", "running", "of", "online wait", "estimates off"),
+        *("batch!", "fairness gap", "of"),
+    )
     yield from _table("Models", heads, map(_pool, status.pools[:ROWS_MAX]), len(status.pools))
 
 
@@ -94,10 +97,16 @@ def _pool(pool: PoolView) -> str:
     return (
         f'<td class="t">{escape(pool.model)}</td><td>{pool.workers}</td>'
         f"<td>{pool.inflight_jobs:,}</td><td>{pool.slots:,}</td>"
-        f"<td>{_duration(pool.online_wait_s)}</td>"
+        f"<td>{_duration(pool.online_wait_s)}</td><td>{_off(pool)}</td>"
         f'<td class="{alarmed}">{batch}</td>'
         f"<td>{pool.fairness_gap:,.0f}</td><td>{pool.fairness_bound:,.0f}</td>"
     )
+
+
+def _off(pool: PoolView) -> str:
+    """Tell the worst band's error of long waits' estimates."""
+    ratios = [ratio for _, ratio, _ in pool.wait_errors]
+    return f"{max(ratios):.0%}" if ratios else "–"
 
 
 def _workers(workers: list[WorkerView]) -> Iterator[str]:

@@ -130,6 +130,7 @@ def _pool(pool: mind.PoolView) -> PoolView:
         fairness_gap=pool.fairness_gap,
         fairness_bound=pool.fairness_bound,
         work_tokens=tuple((band, way.value, tokens) for band, way, tokens in pool.work_tokens),
+        wait_errors=pool.wait_errors,
     )
 
 

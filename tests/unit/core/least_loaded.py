@@ -52,6 +52,9 @@ class LeastLoadedRouter:
         uncached = job.prompt_tokens - hit
         return Placement(best, hit, uncached, uncached / self.prefill_tokens_s)
 
+    def cached_tokens(self, job: JobSpec) -> float:
+        return max((hit for (key, _), hit in self.hits.items() if key == job.key), default=0)
+
     def explain(self, job: JobSpec, placement: Placement, *, at_s: float) -> Explanation:
         worker = placement.worker
         assert worker is not None

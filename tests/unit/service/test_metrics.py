@@ -123,6 +123,8 @@ async def test_gauges_of_the_cluster() -> None:
     assert told["inferlane_fairness_bound", "tiny"] == 12_000
     assert told["inferlane_work_tokens_total", "1", "tiny", "priority"] == 5000
     assert told["inferlane_work_tokens_total", "3", "tiny", "share"] == 250
+    assert told["inferlane_wait_estimate_error_ratio", "1", "tiny"] == 0.12
+    assert told["inferlane_wait_estimates_judged_total", "2", "tiny"] == 25
     assert ("inferlane_row_limit_tokens", "band=1") not in told
     assert told["inferlane_worker_up", "gpu-1"] == 1
     assert told["inferlane_worker_inflight_jobs", "gpu-1"] == 1
