@@ -11,6 +11,7 @@ from broker.core.mind import Mind
 from broker.core.pressure_step import Step
 from broker.core.queues import Pool, Queue
 from broker.core.rows import RowUsage
+from broker.core.scaling import Scaling, scaling_of
 from broker.core.state import Worker
 from broker.wire.ids import BATCH_BAND
 from broker.wire.messages import Attempt, Failure
@@ -111,6 +112,8 @@ class PoolView:
     wait_errors: tuple[tuple[int, float, int], ...]
     """By band: the median error of long waits' estimates, as a share of the wait, and of how many
     in all."""
+    scaling: Scaling
+    """What its work calls for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,4 +287,7 @@ class Views:
             pool.pressure,
             pool.online_wait_s,
             tuple(self._estimates.errors(pool)),
+            scaling_of(
+                pool, rate_tokens_s=self._estimates.rate_tokens_s(pool), at_s=self._mind.at_s
+            ),
         )

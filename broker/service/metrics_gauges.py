@@ -57,6 +57,9 @@ def _pools(pools: Sequence[PoolView]) -> Iterator[Metric]:
     gauges: tuple[tuple[str, str, Callable[[PoolView], float]], ...] = (
         ("pressure_step", "How far batch gives way: 0 no, 1 lends, 2 holds, 3 refuses.", _step),
         ("online_wait_seconds", "Expected wait of bands 0-1.", lambda one: one.online_wait_s),
+        ("backlog_seconds", "All that waits, at the rate of now.", lambda one: one.backlog_s),
+        ("oldest_wait_seconds", "Of those that wait.", lambda one: one.oldest_wait_s),
+        ("desired_workers", "What runs and waits calls for.", lambda one: one.desired_workers),
         (
             "fairness_gap",
             "Greatest difference between waiting lanes.",

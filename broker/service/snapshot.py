@@ -46,6 +46,11 @@ class PoolView(Struct, frozen=True, kw_only=True):
     inflight_jobs: int
     pressure: str
     """How far batch gives way: `none`, `borrow`, `hold_batch`, `refuse_batch`."""
+    backlog_s: float
+    """All that waits, at the rate that its workers work at."""
+    oldest_wait_s: float
+    desired_workers: int
+    """What its work, running and waiting, calls for."""
     online_wait_s: float
     """Expected wait of bands 0-1 that `pressure` follows."""
     fairness_gap: float

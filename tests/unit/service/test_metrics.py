@@ -119,6 +119,9 @@ async def test_gauges_of_the_cluster() -> None:
     assert told["inferlane_row_borrowed_jobs", "band=1"] == 0
     assert told["inferlane_pressure_step", "tiny"] == 2
     assert told["inferlane_online_wait_seconds", "tiny"] == 6.5
+    assert told["inferlane_backlog_seconds", "tiny"] == 42.0
+    assert told["inferlane_oldest_wait_seconds", "tiny"] == 8.5
+    assert told["inferlane_desired_workers", "tiny"] == 3
     assert told["inferlane_fairness_gap", "tiny"] == 900
     assert told["inferlane_fairness_bound", "tiny"] == 12_000
     assert told["inferlane_work_tokens_total", "1", "tiny", "priority"] == 5000
