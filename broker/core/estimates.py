@@ -43,8 +43,11 @@ TOLD_MAX = 20_000
 BUCKET_S = 60.0
 """`tokens_per_min` is a rate over this long."""
 
-NOT_FOR_ROOM = (HeldBy.QUOTA, HeldBy.PRESSURE, HeldBy.NO_WORKERS)
-"""What holds jobs that would wait in an idle pool too."""
+NOT_FOR_ROOM = frozenset(
+    (HeldBy.QUOTA, HeldBy.PRESSURE, HeldBy.BATCH_SHARE, HeldBy.NO_WORKERS, HeldBy.BREAKER)
+)
+"""What holds jobs while there is room for them: what is dispatched then is no sign of the rate. A
+slot that is kept for online jobs is no room for others."""
 
 
 @dataclass(frozen=True, slots=True)
