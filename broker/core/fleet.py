@@ -14,8 +14,9 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         self._queues = queues
         self._quotas = quotas
-        self._serves: dict[str, tuple[tuple[str, ...], int]] = {}
-        """By worker: the models whose pools it stands in, and the slots counted there."""
+        self._serves: dict[str, tuple[tuple[str, ...], int, int]] = {}
+        """By worker: the models whose pools it stands in, and the slots counted there, all and
+        busy ones."""
         self._indexes_free: list[int] = []
         self._indexes_used = 0
         self._orders: dict[str, int] = {}
@@ -55,24 +56,37 @@ class Fleet:
     def refresh(self, worker: Worker) -> None:
         """Bring the pools in line with a worker's phase, readiness, models, slots and breaker."""
         serves = self.serves_now(worker)
-        now = (worker.models, worker.slots_for_new) if serves else ((), 0)
-        before = self._serves.get(worker.id, ((), 0))
-        if now == before:
+        models, slots = (worker.models, worker.slots_for_new) if serves else ((), 0)
+        models_before, slots_before, busy_before = self._serves.get(worker.id, ((), 0, 0))
+        if (models, slots) == (models_before, slots_before):
+            self.busied(worker)
             return
-        for model in before[0]:
+        for model in models_before:
             pool = self._queues.pool(model)
             del pool.workers[worker.id]
-            pool.slots -= before[1]
+            pool.slots -= slots_before
+            pool.busy_slots -= busy_before
             pool.opened()  # Who was kept from all but this one may now go anywhere.
-        for model in now[0]:
+        for model in models:
             pool = self._queues.pool(model)
             pool.workers[worker.id] = worker
-            pool.slots += now[1]
-        if now[0]:
-            self._serves[worker.id] = now
+            pool.slots += slots
+        if models:
+            self._serves[worker.id] = models, slots, 0
         else:
             self._serves.pop(worker.id, None)
+        self.busied(worker)
         self.count(self._quotas)
+
+    def busied(self, worker: Worker) -> None:
+        """Bring the pools in line with how many of a worker's slots its jobs take."""
+        models, slots, before = self._serves.get(worker.id, ((), 0, 0))
+        busy = min(slots, len(worker.leases))
+        if busy == before:
+            return
+        for model in models:
+            self._queues.pool(model).busy_slots += busy - before
+        self._serves[worker.id] = models, slots, busy
 
     def count(self, quotas: Quotas) -> None:
         """Tell the rows that follow the fleet how many workers are live."""

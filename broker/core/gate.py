@@ -73,10 +73,9 @@ class Gate:
             return None
         floor_share = self._mind.policy.pressure.online_floor_share
         is_batch = band == BATCH_BAND
-        if is_batch and pool.inflight_batch_jobs >= pool.slots - pool.floor_jobs(floor_share):
-            return HeldBy.FLOOR if pool.slots else HeldBy.NO_WORKERS
         if by_share:
-            return None
+            most = pool.slots - pool.floor_jobs(floor_share)
+            return HeldBy.FLOOR if is_batch and pool.inflight_batch_jobs >= most else None
         if is_batch and pool.pressure >= Step.HOLD_BATCH:
             return HeldBy.PRESSURE
         return HeldBy.FLOOR if pool.keeps_from(band, floor_share) else None

@@ -90,6 +90,7 @@ class Mind:
     def leases(self, lease: Lease, worker: Worker, *, starts: bool = True) -> None:
         """Give a job to a worker: count it, and charge its lane."""
         self.ledger.add(lease, worker, starts=starts)
+        self.fleet.busied(worker)
         if starts and worker.breaker.given(lease.attempt):
             self.fleet.refresh(worker)  # Nothing else goes there until the probe has ended.
         queue = self.ledger.queue_of(lease)
@@ -105,6 +106,7 @@ class Mind:
         """Take a job back from its worker; by default its lane gets its tokens back."""
         worker = self.fleet.workers[lease.worker]
         self.ledger.remove(lease, worker, unstarted=unstarted)
+        self.fleet.busied(worker)
         worker.breaker.left(lease.attempt)
         suspects = self.suspects.get(worker.id)
         if suspects is not None:

@@ -136,6 +136,8 @@ class Pool:
     slots: int = 0
     """Of its workers."""
     inflight_jobs: int = 0
+    busy_slots: int = 0
+    """Of `slots`, those that jobs take, of whatever model."""
     inflight_online_jobs: int = 0
     """Of bands 0-1."""
     inflight_batch_jobs: int = 0
@@ -169,7 +171,7 @@ class Pool:
             return False
         floor = self.floor_jobs(floor_share)
         kept = floor if band == BATCH_BAND else min(floor, self.inflight_online_jobs)
-        return 0 < kept >= self.slots - self.inflight_jobs
+        return 0 < kept >= self.slots - self.busy_slots
 
     @property
     def waiting(self) -> bool:

@@ -43,6 +43,7 @@ def check_sums(scheduler: Scheduler) -> None:
         )
     check_lending(mind.quotas.rows)
     for pool in mind.queues.pools.values():
+        assert pool.busy_slots == _busy_slots(pool)
         batch = [
             one for one in leases if one.job.model == pool.model and one.job.band == BATCH_BAND
         ]
@@ -116,17 +117,21 @@ def check_rows(scheduler: Scheduler, dispatched: Iterable[JobSpec]) -> None:
             assert row.tokens_per_min is None or usage.bucket_tokens >= 0
 
 
+def _busy_slots(pool: Pool) -> int:
+    """Count the slots that new jobs might use and can't, of whatever model their jobs are."""
+    return sum(min(one.slots_for_new, len(one.leases)) for one in pool.workers.values())
+
+
 def _keeps_back(mind: Mind, pool: Pool, band: int) -> bool:
     """Say whether a low band may take no slot but those that are kept for online jobs."""
     leases = [one for one in mind.ledger if one.job.model == pool.model]
-    free = pool.slots - len(leases)
+    free = pool.slots - _busy_slots(pool)
     floor = min(
         math.ceil(mind.policy.pressure.online_floor_share * pool.slots), max(0, pool.slots - 1)
     )
     online = sum(one.job.band in ONLINE_BANDS for one in leases)
-    batch = sum(one.job.band == BATCH_BAND for one in leases)
     if band == BATCH_BAND:
-        return free <= floor or batch >= pool.slots - floor or pool.pressure >= Step.HOLD_BATCH
+        return free <= floor or pool.pressure >= Step.HOLD_BATCH
     return band not in ONLINE_BANDS and online > 0 and free <= min(floor, online)
 
 

@@ -89,6 +89,16 @@ def test_the_floor_follows_the_fleet() -> None:
     assert len(keys(Dispatch, cluster.join("w2", slots=4))) == 2
 
 
+def test_jobs_of_a_worker_that_drains_take_no_slot_of_the_others() -> None:
+    """One of two workers drains for minutes: batch has the other's free slots meanwhile."""
+    cluster = a_cluster(online_floor_share=0.25)
+    cluster.join("w2", slots=4)
+    cluster.hold_many(6, band=2, prefix="s")
+    cluster.beat("w2", draining=True)
+    free = 4 - len(cluster.listed("w1"))
+    assert len(keys(Dispatch, cluster.hold_many(9, band=3))) == free - 1
+
+
 @pytest.mark.parametrize(
     ("wait_s", "before", "after"),
     [
