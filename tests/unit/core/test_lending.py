@@ -216,3 +216,23 @@ def _take_if_it_may(quotas: Quotas, usage: RowUsage, borrow: Borrow) -> None:
             assert borrow
             assert one.lent_jobs <= one.lendable_jobs
             assert one.seats_used <= one.jobs_limit
+
+
+def test_a_row_that_shrinks_is_not_its_own_lender() -> None:
+    """What it offered stood on seats that it no longer has: its jobs stand over the limit."""
+    quotas = Quotas(
+        [
+            QuotaRow(lane="idle", inflight_jobs_max=0),
+            QuotaRow(
+                lane=LANE, inflight_jobs_max_per_worker=3.0, lendable_share=0.4, ceiling_ratio=2.0
+            ),
+        ]
+    )
+    quotas.fleet_changed({MODEL: 2}, live_workers_all=2)
+    rows = quotas.matching(lane=LANE, band=1, model=MODEL)
+    for _ in range(4):
+        quotas.take(rows, 1.0, starts=True)
+    quotas.fleet_changed({MODEL: 1}, live_workers_all=1)
+    check_lending(quotas.rows)
+    assert (rows[0].borrowed_jobs, rows[0].seats_used) == (0, 4)
+    assert jobs_refusal(rows) is not None

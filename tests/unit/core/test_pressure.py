@@ -82,6 +82,16 @@ def test_a_batch_job_that_ends_lets_the_next_one_in() -> None:
     assert keys(Dispatch, cluster.end(first)) == ["acme.j2"]
 
 
+def test_a_share_that_is_owed_does_not_lend_batch_the_floor() -> None:
+    """A line that runs for hours has all that batch may have: what it is owed meanwhile waits."""
+    cluster = a_cluster(slots=2, online_floor_share=0.1)
+    cluster.hold(a_spec("hours", band=3))
+    (dispatch,) = of(Dispatch, cluster.hold(a_spec("first", band=1)))
+    cluster.hold_many(60, band=3, prefix="b")
+    cluster.hold_many(60, band=1, prefix="p")
+    assert batch_taken(cluster, dispatch, count=60) == 0
+
+
 def test_the_floor_follows_the_fleet() -> None:
     """Twice the slots, twice the batch."""
     cluster = a_cluster(online_floor_share=0.5)
