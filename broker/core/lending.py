@@ -90,7 +90,7 @@ class Cohort:
         self._offers[usage] = offered
 
 
-def cohorts_of(rows: Iterable[RowUsage]) -> list[Cohort]:
+def form_cohorts(rows: Iterable[RowUsage]) -> None:
     """Group the rows that lend or borrow; a row alone of its kind has nobody to lend to."""
     by_kind: dict[tuple[str | None, bool, bool], list[RowUsage]] = {}
     for usage in rows:
@@ -98,7 +98,6 @@ def cohorts_of(rows: Iterable[RowUsage]) -> list[Cohort]:
         if row.inflight_jobs_max is not None or row.inflight_jobs_max_per_worker is not None:
             kind = (row.model, row.lane is None, row.band is None)
             by_kind.setdefault(kind, []).append(usage)
-    cohorts: list[Cohort] = []
     for alike in by_kind.values():
         if any(one.row.lendable_share for one in alike) and any(
             one.row.ceiling_ratio > 1 for one in alike
@@ -106,5 +105,3 @@ def cohorts_of(rows: Iterable[RowUsage]) -> list[Cohort]:
             cohort = Cohort()
             for usage in alike:
                 cohort.join(usage)
-            cohorts.append(cohort)
-    return cohorts

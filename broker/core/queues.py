@@ -133,6 +133,8 @@ class Pool:
     """Jobs in line, by band."""
     work_tokens: list[float] = field(default_factory=lambda: [0.0 for _ in BANDS])
     """Waiting work, by band."""
+    pending_jobs: list[int] = field(default_factory=lambda: [0 for _ in BANDS])
+    """Messages not pulled yet, by band."""
     slots: int = 0
     """Of its workers."""
     inflight_jobs: int = 0

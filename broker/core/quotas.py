@@ -10,7 +10,7 @@ to each other: `lending`.
 import math
 from collections.abc import Iterable, Mapping
 
-from broker.core.lending import cohorts_of
+from broker.core.lending import form_cohorts
 from broker.core.policy import QuotaRow
 from broker.core.rows import BUCKET_S, Borrow, Refusal, RowUsage
 
@@ -26,7 +26,7 @@ class Quotas:
             bucket = buckets.get(_bucket_name(usage.row))
             if bucket is not None:
                 usage.bucket_tokens, usage.bucket_at_s = bucket.bucket_tokens, bucket.bucket_at_s
-        self.lends = bool(cohorts_of(self.rows))
+        form_cohorts(self.rows)
         self.released: dict[str, None] = {}
         """Models whose jobs may pass again since this was last cleared."""
 

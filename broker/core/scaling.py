@@ -5,10 +5,12 @@ counts as well as what waits, so that nobody scales down under running jobs (ked
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
-from broker.core.queues import WAIT_S_UNBOUNDED, Pool, Queue
-from broker.wire.ids import BATCH_BAND
+from broker.core.queues import WAIT_S_UNBOUNDED, Pool
+from broker.wire.ids import BANDS, BATCH_BAND
 
 WAIT_S_MAX = 5.0
 """More workers are called for where the backlog of bands 0-2 takes longer than this."""
@@ -27,23 +29,34 @@ class Scaling:
 
 
 def scaling_of(pool: Pool, *, rate_tokens_s: float, at_s: float) -> Scaling:
-    """Tell the signals of a pool that takes up so many weighted tokens a second."""
-    work = {queue: _work_tokens(queue) for queue in pool.queues.values()}
-    total = sum(work.values())
-    online = sum(tokens for queue, tokens in work.items() if queue.band != BATCH_BAND)
-    oldest = [queue.oldest_enqueued_at_s for queue in work]
+    """Tell the signals of a pool that takes up so many weighted tokens a second.
+
+    Costs as many steps as queues have somebody in line.
+    """
+    work = [_work_tokens(pool, band) for band in BANDS]
+    online_s = _takes_s(sum(work[:BATCH_BAND]), rate_tokens_s)
+    oldest_at_s = min(_oldest_at_s(pool), default=at_s)
     return Scaling(
-        _takes_s(total, rate_tokens_s),
-        max((at_s - one for one in oldest if one is not None), default=0.0),
-        _desired_workers(pool, total, _takes_s(online, rate_tokens_s)),
+        _takes_s(sum(work), rate_tokens_s),
+        at_s - oldest_at_s,
+        _desired_workers(pool, sum(work), online_s),
     )
 
 
-def _work_tokens(queue: Queue) -> float:
-    """Weigh what waits of a queue; messages not pulled yet are taken to be as large as the rest."""
-    if not queue.waiting_jobs:
-        return float(queue.pending_jobs)
-    return queue.work_tokens * (1 + queue.pending_jobs / queue.waiting_jobs)
+def _work_tokens(pool: Pool, band: int) -> float:
+    """Weigh what waits of a band; messages not pulled yet are taken to be as large as the rest."""
+    held = pool.in_line[band]
+    if not held:
+        return pool.work_tokens[band] + pool.pending_jobs[band]
+    return pool.work_tokens[band] * (1 + pool.pending_jobs[band] / held)
+
+
+def _oldest_at_s(pool: Pool) -> Iterator[float]:
+    for band in BANDS:
+        for _, lane in chain(pool.fresh[band], pool.aged[band]):
+            oldest_at_s = pool.queues[lane, band].oldest_enqueued_at_s
+            if oldest_at_s is not None:
+                yield oldest_at_s
 
 
 def _takes_s(tokens: float, rate_tokens_s: float) -> float:

@@ -161,6 +161,7 @@ class Scheduler:
                     self._reports.drain(worker, draining=draining)
             case QueueDepth(_, lane, band, model, pending_jobs):
                 queue = mind.queues.queue(lane=lane, band=band, model=model)
+                queue.pool.pending_jobs[band] += pending_jobs - queue.pending_jobs
                 queue.pending_jobs = pending_jobs
             case DispatchAllowed(_, allowed):
                 self._allow(allowed=allowed)

@@ -44,6 +44,10 @@ def check_sums(scheduler: Scheduler) -> None:
     check_lending(mind.quotas.rows)
     for pool in mind.queues.pools.values():
         assert pool.busy_slots == _busy_slots(pool)
+        pending = [0 for _ in BANDS]
+        for (_, band), queue in pool.queues.items():
+            pending[band] += queue.pending_jobs
+        assert pool.pending_jobs == pending
         batch = [
             one for one in leases if one.job.model == pool.model and one.job.band == BATCH_BAND
         ]

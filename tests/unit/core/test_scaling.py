@@ -63,6 +63,8 @@ def test_batch_calls_for_one_worker_and_no_more() -> None:
     seen = signals(cluster)
     assert seen.backlog_s == pytest.approx(200.0)
     assert seen.desired_workers == 1
+    cluster.step(QueueDepth(cluster.at_s, "acme", 3, MODEL, 400))
+    assert signals(cluster).backlog_s == pytest.approx(100.0)
 
 
 def test_without_workers_work_calls_for_one() -> None:
