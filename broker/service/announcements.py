@@ -60,10 +60,10 @@ class Announcements:
         self._now = now
 
     async def publish_states(self) -> None:
-        """Tell each lane's queues, each second, until cancelled."""
+        """Tell each lane's queues, at once and then each second, until cancelled."""
         while True:
-            await asyncio.sleep(QUEUE_STATE_S)
             await self.publish_states_once()
+            await asyncio.sleep(QUEUE_STATE_S)
 
     async def publish_states_once(self) -> None:
         """Tell each lane's queues as they are now."""

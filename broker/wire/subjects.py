@@ -9,6 +9,9 @@ INVENTORY = "wrk.inventory"
 
 HEARTBEATS = "wrk.*.hb"
 WORKER_NOTES = "wrk.*.note"
+QUEUE_STATES = "q.*"
+"""What the leader says of all lanes' queues: for tools inside the core account."""
+
 ALL_OUT = "out.>"
 """All that all callers hear: for an auditor inside the core account."""
 

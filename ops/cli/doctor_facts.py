@@ -28,7 +28,6 @@ from ops.cli.letters import known_lanes
 
 _T = TypeVar("_T")
 
-QUEUE_STATES = "q.*"
 ASK_S_MAX = 5.0
 PAGE_S_MAX = 2.0
 
@@ -150,7 +149,7 @@ async def _clocks(bus: NatsBus, facts: Facts, *, listen_s: float) -> None:
 
     subscriptions = [
         await bus.subscribe(subjects.HEARTBEATS, heartbeat),
-        await bus.subscribe(QUEUE_STATES, queue_state),
+        await bus.subscribe(subjects.QUEUE_STATES, queue_state),
     ]
     await asyncio.sleep(listen_s)
     for subscription in subscriptions:

@@ -6,6 +6,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from broker.bus.nats import connect
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, decode_out
 from broker.wire.ids import BANDS
-from broker.wire.messages import ControlReply, End, Heartbeat, Kind, StoredEnd
+from broker.wire.messages import ControlReply, End, Heartbeat, Kind, LaneState, StoredEnd
 from broker.wire.prefix import CLUSTER_SCOPE
 from ops.cluster import LocalCluster, Member
 from ops.demo import setting
@@ -110,35 +111,53 @@ async def start_members(
 
 
 async def until_ready(bus: Bus, *, workers: int) -> None:
-    """Wait until `workers` workers take jobs from a leading broker. Raises DemoError."""
+    """Wait until `workers` workers take jobs from a broker that pulls them. Raises DemoError.
+
+    Workers know a broker's epoch before it has heard all of them and pulls its queues; what it
+    says of the queues comes after that.
+    """
     ready: set[str] = set()
     notices: dict[str, str] = {}
+    epochs: set[int] = set()
     all_ready = asyncio.Event()
 
-    def hear(message: Message) -> None:
+    def heartbeat(message: Message) -> None:
         try:
-            heartbeat = decode(message.data, Heartbeat)
+            told = decode(message.data, Heartbeat)
         except MalformedMessage:
             return
-        notices[heartbeat.worker] = heartbeat.notice
-        if heartbeat.ready and heartbeat.epoch:
-            ready.add(heartbeat.worker)
-            if len(ready) >= workers:
-                all_ready.set()
+        notices[told.worker] = told.notice
+        if told.ready and told.epoch:
+            ready.add(told.worker)
+        check()
 
-    hearing = await bus.subscribe(subjects.HEARTBEATS, hear)
+    def queue_state(message: Message) -> None:
+        with suppress(MalformedMessage):
+            epochs.add(decode(message.data, LaneState).epoch)
+        check()
+
+    def check() -> None:
+        if len(ready) >= workers and epochs:
+            all_ready.set()
+
+    hearings = [
+        await bus.subscribe(subjects.HEARTBEATS, heartbeat),
+        await bus.subscribe(subjects.QUEUE_STATES, queue_state),
+    ]
     try:
         async with asyncio.timeout(READY_S_MAX):
             await all_ready.wait()
     except TimeoutError as error:
         why = "; ".join(f"{name}: {said}" for name, said in sorted(notices.items()) if said)
+        leads = "" if epochs else ", and no broker said that it leads"
         message = (
-            f"{len(ready)} of {workers} workers were ready in {READY_S_MAX:g} s: "
+            f"{len(ready)} of {workers} workers were ready in {READY_S_MAX:g} s{leads}: "
             f"{why or 'see the logs'}"
         )
         raise DemoError(message) from error
     finally:
-        await hearing.unsubscribe()
+        for hearing in hearings:
+            await hearing.unsubscribe()
 
 
 async def ask(bus: Bus, verb: str) -> dict[str, object]:
