@@ -146,7 +146,7 @@ class Door:
     def _may_start(self, job: JobSpec, queue: Queue, work_tokens: float) -> bool:
         """Say whether the job need not wait: then a full queue is no reason."""
         mind = self._mind
-        if jobs_refusal(queue.rows) or refusal(queue.rows, work_tokens, at_s=mind.at_s):
+        if jobs_refusal(queue.rows) or refusal(queue.rows, job, work_tokens, at_s=mind.at_s):
             return False
         output_tokens = mind.costs.expected_output_tokens(job)
         placement = mind.router.place(job, excluded=(), at_s=mind.at_s, output_tokens=output_tokens)

@@ -36,6 +36,13 @@ class Way(StrEnum):
     """Its band was owed its guaranteed share."""
     AGED = "aged"
     """It had waited long and competed one band up."""
+    CLAIM = "claim"
+    """Room was kept for it, that smaller jobs would have taken."""
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether nobody more urgent had to wait for it."""
+        return self in (Way.PRIORITY, Way.CLAIM)
 
 
 class BandShares:
@@ -101,11 +108,11 @@ class BandShares:
                 value = min(value, CREDIT_TOKENS_MAX) if waiting_jobs[other] else 0.0
             owed[other] = value
         behind = owed[band] - cost_tokens
-        if way is Way.PRIORITY:
+        if way.in_turn:
             behind = max(behind, min(owed[band], -CREDIT_TOKENS_MAX))
         owed[band] = behind
         earned = aged_share_max * cost_tokens
-        taken = 0.0 if way is Way.PRIORITY else cost_tokens
+        taken = 0.0 if way.in_turn else cost_tokens
         # Without higher demand nothing is taken from anyone, and nothing is saved up.
         credit = self._exception_credit + earned - (taken if band >= LOW_BAND_MIN else 0.0)
         credit_max = CREDIT_TOKENS_MAX if any(waiting_jobs[:LOW_BAND_MIN]) else 0.0

@@ -11,7 +11,7 @@ number of workers, and at WALK_MAX whatever happens.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 
 from broker.core.events import JobSpec
@@ -26,6 +26,9 @@ HOLDERS_EACH_MAX = 4
 
 COLD_EACH_MAX = 4
 """So many that hold nothing are candidates: of those with room, and of those without."""
+
+CLAIM_LOOKS_MAX = 16
+"""Workers looked at for one to keep for a job: some lack its adapter, or failed it before."""
 
 WALK_MAX = 128
 """Most steps from the front of a pool's order in search of one of a crowd, or of one outside: twice
@@ -100,12 +103,13 @@ def _best_listed(holding: Holding, need: Need, excluded: Sequence[str]) -> Itera
     """Yield the least loaded that has room for the job, and the least loaded that has none."""
     uncached = need.prompt_tokens - holding.hit_tokens
     able = [seat for seat in holding.seats if may_serve(seat, need.job, excluded)]
-    free = [seat for seat in able if seat.fits(uncached + need.output_tokens, uncached)]
+    free = [seat for seat in able if seat.fits(need.job, uncached + need.output_tokens, uncached)]
     if free:
         yield min(free, key=_entry)
     if len(free) < len(able):
         yield min(
-            [s for s in able if not s.fits(uncached + need.output_tokens, uncached)], key=_entry
+            [s for s in able if not s.fits(need.job, uncached + need.output_tokens, uncached)],
+            key=_entry,
         )
 
 
@@ -127,12 +131,20 @@ def _cold(warm: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Iterato
     uncached, found = need.prompt_tokens, False
     for seat in chain(pool.free(COLD_EACH_MAX), pool.busy(COLD_EACH_MAX)):
         if not seat.bit & warm and may_serve(seat, need.job, excluded):
-            found = found or seat.fits(uncached + need.output_tokens, uncached)
+            found = found or seat.fits(need.job, uncached + need.output_tokens, uncached)
             yield seat
     if not found:
         free = _first_free(warm, need, uncached, pool, excluded, inside=False)
         if free is not None:
             yield free
+
+
+def to_claim(pool: Pool, job: JobSpec, excluded: Sequence[str]) -> Seat | None:
+    """Find the worker with room and most KV cache left that is kept for nobody."""
+    for _, _, seat in islice(reversed(pool.by_kv_room), CLAIM_LOOKS_MAX):
+        if seat.claim is None and may_serve(seat, job, excluded):
+            return seat
+    return None
 
 
 def _first_free(
@@ -145,9 +157,9 @@ def _first_free(
     inside: bool,
 ) -> Seat | None:
     """Find the least loaded in (or outside) `workers` with room for the job, near the front."""
-    for seat in chain(pool.free(WALK_MAX), pool.roomiest()):
+    for seat in chain(pool.free(WALK_MAX), pool.roomiest(need.job)):
         is_meant = bool(seat.bit & workers) is inside
-        fits = is_meant and seat.fits(uncached + need.output_tokens, uncached)
+        fits = is_meant and seat.fits(need.job, uncached + need.output_tokens, uncached)
         if fits and may_serve(seat, need.job, excluded):
             return seat
     return None

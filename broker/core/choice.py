@@ -180,7 +180,7 @@ class Chooser:
         scored = self._within_replicas(self._scored_all(known, pool, at_s), known, pool)
         free = self._forced(known, pool, at_s) or self._best([one for one in scored if one.fits])
         if free is None:
-            return _answer(known, None, full=pool.is_full_for(known.need.output_tokens))
+            return _answer(known, None, full=pool.is_full_for(known.job, known.need.output_tokens))
         if not self._policy.hold_for_affinity:
             return _answer(known, free)
         warm = self._best([one for one in scored if self._is_worth_waiting(one, free)])

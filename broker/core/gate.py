@@ -57,10 +57,18 @@ class Gate:
             smaller is not None
             and waiting.job.prompt_tokens >= smaller.prompt_tokens
             and waiting.output_tokens_expected >= smaller.output_tokens_max
+            and not self._has_another_claim(waiting, smaller)
         )
         if needless:
             waiting.held_by = _lacking(pool)
         return needless
+
+    def _has_another_claim(self, waiting: Waiting, smaller: JobSpec) -> bool:
+        """Say whether a job finds room where a smaller one found none, or may claim some."""
+        claims, job = self._mind.claims, waiting.job
+        if claims and (job.band < smaller.band or job.enqueued_at_s < smaller.enqueued_at_s):
+            return True  # Some is kept from the smaller one, maybe not from this one.
+        return claims.may_claim(waiting)
 
     def kept_back(self, pool: Pool, band: int, *, by_share: bool = False) -> HeldBy | None:
         """Say what keeps all jobs of a low band from a slot that is free, or will be.
@@ -80,8 +88,13 @@ class Gate:
             return HeldBy.PRESSURE
         return HeldBy.FLOOR if pool.keeps_from(band, floor_share) else None
 
-    def look(self, waiting: Waiting, *, borrow: Borrow = Borrow.ANY) -> Placement | None:
-        """Find where a job may go now, through both steps; else note what holds it."""
+    def look(
+        self, waiting: Waiting, *, borrow: Borrow = Borrow.ANY, claims: bool = False
+    ) -> Placement | None:
+        """Find where a job may go now, through both steps; else note what holds it.
+
+        `claims`: where it is only too large, and has waited for long enough, room is kept for it.
+        """
         mind, queue = self._mind, waiting.queue
         blocked = jobs_refusal(queue.rows, borrow=borrow)
         if blocked is not None:
@@ -96,13 +109,25 @@ class Gate:
         )
         if placement.worker is None or placement.worker.id in apart:
             self._hold_back(waiting, placement, excluding=bool(waiting.excluded or apart))
+            if waiting.held_by is HeldBy.ROOM and not apart and self._claims(waiting, now=claims):
+                mind.claims.claim_worker(waiting, excluded=waiting.excluded)
             return None
         cost = cost_of(waiting, placement)
-        blocked = refusal(queue.rows, cost, at_s=mind.at_s, borrow=borrow)
+        blocked = refusal(queue.rows, waiting.job, cost, at_s=mind.at_s, borrow=borrow)
         if blocked is not None:
             self.hold(waiting, HeldBy.QUOTA, blocked)
+            if self._claims(waiting, now=claims):
+                mind.claims.claim_row(waiting, blocked.row, cost)
             return None
         return placement
+
+    def _claims(self, waiting: Waiting, *, now: bool) -> bool:
+        """Say whether a job that is only too large has room kept for it, now or at a next look."""
+        if not self._mind.claims.may_claim(waiting):
+            return False
+        if not now:
+            waiting.queue.pool.overdue_at_s = self._mind.at_s
+        return now
 
     def _hold_back(self, waiting: Waiting, placement: Placement, *, excluding: bool) -> None:
         pool = waiting.queue.pool

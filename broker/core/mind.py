@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from broker.core.alarms import Alarms
 from broker.core.blame import is_suspect
+from broker.core.claims import Claims
 from broker.core.costs import OUTPUT_WEIGHT, Costs, cost_tokens
 from broker.core.decisions import Decision, Release
 from broker.core.events import JobSpec
@@ -44,6 +45,7 @@ class Mind:
         self.ledger = Ledger(self.queues, self.quotas)
         self.fleet = Fleet(self.queues, self.quotas)
         self.costs = Costs()
+        self.claims = Claims(self)
         self.arrivals: list[Waiting] = []
         """Began to wait in this step: they are looked at, told and given their alarms at its
         end."""

@@ -10,11 +10,13 @@
    its own prefill seconds ÷ α.
 
 A dispatch takes two steps: every quota row, then the worker's own room (the router's). A job that
-can't pass is passed over and reserves nothing. When a whole look finds nobody who may go, the pool
+can't pass is passed over; what waits for room longer than it may be overtaken has some kept for it
+(`claims`). When a whole look finds nobody who may go, the pool
 is *settled*: until a worker or a row gives way, only newcomers are looked at, so an event costs the
 same however many wait. Several that come together call for a contest, or the first would go.
 """
 
+import math
 from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
@@ -86,6 +88,8 @@ class Order:
         first: dict[str, Waiting] = {}
         for waiting in self._mind.arrivals:
             pool = waiting.queue.pool
+            if pool.settled and pool.overdue_at_s <= self._mind.at_s:
+                pool.settled = False  # Room is to be kept before this one takes it.
             if pool.settled and self._in_line(waiting):
                 pool.settled = first.setdefault(pool.model, waiting) is waiting
         return [waiting for waiting in first.values() if waiting.queue.pool.settled]
@@ -104,7 +108,7 @@ class Order:
             self._give(waiting, placement, Way.PRIORITY)
 
     def _dispatch_pool(self, pool: Pool, dispatches_max: int) -> None:
-        pool.holding = False
+        pool.holding, pool.overdue_at_s = False, math.inf
         for _ in range(dispatches_max):
             chosen = self._choose(pool) if pool.waiting and not pool.closed else None
             if chosen is None:
@@ -130,6 +134,9 @@ class Order:
             if pool.closed:
                 return None
         for band in BANDS:
+            claimant = self._claimant(pool, band, borrow)
+            if claimant is not None:
+                return (*claimant, Way.CLAIM)
             for stands in self._stands(pool, band):
                 best = self._contest(pool, stands, _more(pool, band, borrow))
                 if best is not None:
@@ -138,6 +145,14 @@ class Order:
                 if pool.closed:
                     return None
         return None
+
+    def _claimant(self, pool: Pool, band: int, borrow: Borrow) -> tuple[Waiting, Placement] | None:
+        """Return the job for which room is kept, once that is enough: its turn came before."""
+        waiting = self._mind.claims.of(pool.model) if self._mind.claims else None
+        if waiting is None or waiting.queue.band != band or self._keeps_back(pool, band):
+            return None
+        placement = self._gate.look(waiting, borrow=_more(pool, band, borrow), claims=True)
+        return None if placement is None else (waiting, placement)
 
     def _stands(self, pool: Pool, band: int) -> list[list[tuple[int, bool]]]:
         """List who competes in a band, contest after contest.
@@ -181,13 +196,14 @@ class Order:
         order = self._mind.policy.order
         fair: list[Line] = []
         passed: list[tuple[Queue, float]] = []
-        least = 0.0
+        least, is_least = 0.0, True
         best: tuple[Waiting, Placement] | None = None
         for counter, lane, band, aged in self._entries(pool, stands, borrow):
             if fair and (
                 counter > least + order.lane_slack_tokens or len(fair) >= order.candidates_max
             ):
-                best = self._best(fair, borrow)
+                best = self._best(fair, borrow, claims=is_least)
+                is_least = False
                 if best is not None or pool.closed:
                     break
                 passed += [(line[0][3].queue, ROOM_DEBT_TOKENS_MAX) for line in fair]
@@ -203,7 +219,7 @@ class Order:
                 least = counter
             fair.append(line)
         if best is None and fair and not pool.closed:
-            best = self._best(fair, borrow)
+            best = self._best(fair, borrow, claims=is_least)
         if best is not None:
             self._lift(passed, best[0].queue)
         return best
@@ -244,7 +260,9 @@ class Order:
                 if behind > 0:
                     self._mind.queues.charge(queue, behind * queue.weight)
 
-    def _best(self, fair: list[Line], borrow: Borrow) -> tuple[Waiting, Placement] | None:
+    def _best(
+        self, fair: list[Line], borrow: Borrow, *, claims: bool
+    ) -> tuple[Waiting, Placement] | None:
         order = self._mind.policy.order
         candidates_max = order.candidates_max // len(fair)
         best: tuple[Waiting, Placement] | None = None
@@ -259,7 +277,7 @@ class Order:
                     break
                 if self._gate.is_passed_by(waiting):
                     continue
-                placement = self._gate.look(waiting, borrow=borrow)
+                placement = self._gate.look(waiting, borrow=borrow, claims=claims)
                 if placement is not None:
                     candidate_key = (placement.prefill_s + credit, due_at_s, sequence, key)
                     if best_key is None or candidate_key < best_key:
@@ -309,6 +327,8 @@ class Order:
         )
         mind.queues.remove(waiting)
         mind.leases(lease, worker)
+        if mind.claims:
+            mind.claims.left(waiting)
         worker.dispatched_at_s = mind.at_s
         worker.dispatched_count += 1
         mind.router.given(lease, worker, at_s=mind.at_s)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from broker.core.claim import Claim
 from broker.core.decisions import Explanation
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
@@ -48,6 +49,18 @@ class Router(Protocol):
         in `excluded` are passed over while any other serves the model. Cheap to call again: the
         answer is kept until a worker changes that could change it.
         """
+        ...
+
+    def claim(self, job: JobSpec, claim: Claim, *, excluded: Sequence[str]) -> Worker | None:
+        """Keep a worker for a job without room: for whom `claim` binds, none is there.
+
+        It is one that takes new jobs now, and nobody else's. None if there is none. The claim
+        stands until it is taken back or the worker is gone.
+        """
+        ...
+
+    def unclaim(self, worker: Worker) -> None:
+        """Take back the claim on a worker."""
         ...
 
     def cached_tokens(self, job: JobSpec) -> float:

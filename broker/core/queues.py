@@ -160,6 +160,8 @@ class Pool:
     """All in line were looked at since a worker or a row last gave way: only newcomers may go."""
     refill_at_s: float | None = None
     """When a token bucket that holds some back will let one pass."""
+    overdue_at_s: float = math.inf
+    """When the first of those that found no room will have been overtaken for long enough."""
     holding: bool = False
     """Some are held for the worker with their prefix."""
 

@@ -10,6 +10,7 @@ to each other: `lending`.
 import math
 from collections.abc import Iterable, Mapping
 
+from broker.core.events import JobSpec
 from broker.core.lending import form_cohorts
 from broker.core.policy import QuotaRow
 from broker.core.rows import BUCKET_S, Borrow, Refusal, RowUsage
@@ -90,6 +91,11 @@ class Quotas:
             if delta_tokens < 0:
                 self._gave_way(usage)
 
+    def unclaim(self, usage: RowUsage) -> None:
+        """Give up what a row keeps for a job."""
+        usage.claim = None
+        self._gave_way(usage)
+
     def refused(self, usage: RowUsage, model: str) -> None:
         """Note that a row holds a model's jobs back, so that they are looked at when it gives way.
 
@@ -122,19 +128,28 @@ def jobs_refusal(rows: Iterable[RowUsage], *, borrow: Borrow = Borrow.ANY) -> Re
 
 
 def refusal(
-    rows: Iterable[RowUsage], cost_tokens: float, *, at_s: float, borrow: Borrow = Borrow.ANY
+    rows: Iterable[RowUsage],
+    job: JobSpec,
+    cost_tokens: float,
+    *,
+    at_s: float,
+    borrow: Borrow = Borrow.ANY,
 ) -> Refusal | None:
-    """Find the first row that one more job of this cost would overshoot. Changes no usage."""
+    """Find the first row that one more job of this cost would overshoot. Changes no usage.
+
+    What is kept for another job counts as used, for those that it is kept from.
+    """
     for usage in rows:
         if usage.lacks_seat(borrow):
             return Refusal(usage, usage.seats_used, usage.jobs_limit)
         row = usage.row
         tokens_max = row.inflight_tokens_max
-        if tokens_max is not None and usage.inflight_tokens + cost_tokens > tokens_max:
+        need_tokens = cost_tokens + usage.claimed_tokens(job)
+        if tokens_max is not None and usage.inflight_tokens + need_tokens > tokens_max:
             return Refusal(usage, usage.inflight_tokens, float(tokens_max))
         if row.tokens_per_min is not None:
             usage.refill(at_s)
-            missing = cost_tokens - usage.bucket_tokens
+            missing = need_tokens - usage.bucket_tokens
             if missing > 0:
                 per_min = float(row.tokens_per_min)
                 after_s = BUCKET_S * missing / per_min if per_min else math.inf

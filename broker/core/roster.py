@@ -16,6 +16,7 @@ from itertools import islice
 from operator import lt
 from typing import Any
 
+from broker.core.claim import Claim
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
 from broker.core.state import Phase, Worker
@@ -101,11 +102,18 @@ class Seat:
     """Of its last cache summary; None until a full one came."""
     guarded_in: tuple[str, ...] = ()
     """Models in whose pools it is guarded from batch (`confinement`)."""
+    claim: Claim | None = None
+    """It is kept for a job that would wait for ever."""
 
-    def fits(self, kv_tokens: float, uncached_tokens: float) -> bool:
+    def bars(self, job: JobSpec) -> bool:
+        """Say whether it is kept for another job."""
+        return self.claim is not None and self.claim.binds(job)
+
+    def fits(self, job: JobSpec, kv_tokens: float, uncached_tokens: float) -> bool:
         """Say whether it has room for a job of so many tokens; a job alone always fits."""
         return (
             self.has_room
+            and not self.bars(job)
             and uncached_tokens < self.prefill_tokens_free
             and (kv_tokens <= self.kv_tokens_free or not self.worker.leases)
         )
@@ -196,19 +204,19 @@ class Pool:
         for _, _, _, seat in islice(self.order, self.free_count, self.free_count + limit):
             yield seat
 
-    def is_full_for(self, kv_tokens: int) -> bool:
+    def is_full_for(self, job: JobSpec, kv_tokens: int) -> bool:
         """Say whether slots or KV cache are what a job of so many tokens lacks, everywhere."""
         if self.whole is not None:
-            return self.whole.is_full_for(kv_tokens)
-        if not self.by_kv_room:
-            return True
-        left, _, seat = self.by_kv_room[-1]
-        return kv_tokens > left and bool(seat.worker.leases)
+            return self.whole.is_full_for(job, kv_tokens)
+        seat = next(self.roomiest(job), None)
+        return seat is None or (kv_tokens > seat.kv_tokens_free and bool(seat.worker.leases))
 
-    def roomiest(self) -> Iterator[Seat]:
+    def roomiest(self, job: JobSpec) -> Iterator[Seat]:
         """Yield the one with room and most KV cache left: a large job fits there or nowhere."""
-        for _, _, seat in self.by_kv_room[-1:]:
-            yield seat
+        for _, _, seat in reversed(self.by_kv_room):
+            if not seat.bars(job):  # At most one is kept for each model's jobs.
+                yield seat
+                return
 
     def has(self, seat: Seat) -> bool:
         """Say whether a serving worker of its model is in it, be it a part."""
@@ -305,6 +313,13 @@ class Roster:
             return []
         latest = islice(reversed(self._cold.values()), COLD_SEATS_MAX)
         return [seat for seat in latest if seat.is_cold(at_s) and seat.bit & pool.bits]
+
+    def keep(self, seat: Seat, claim: Claim | None) -> None:
+        """Keep a worker for a job; None: let everybody have it again."""
+        seat.claim = claim
+        seat.stamp += 1
+        if claim is None:
+            self._improved(seat)
 
     def leave(self, seat: Seat) -> None:
         """Forget a worker."""

@@ -6,6 +6,8 @@ alone.
 
 from collections.abc import Sequence
 
+from broker.core.candidates import to_claim
+from broker.core.claim import Claim
 from broker.core.decisions import Candidate, Explanation, HeldBy
 from broker.core.events import JobSpec
 from broker.core.placement import Placement
@@ -39,10 +41,27 @@ class RoundRobinRouter:
         output = job.output_tokens_max if output_tokens is None else output_tokens
         for seat in pool.free(pool.free_count):
             if may_serve(seat, job, excluded) and seat.fits(
-                job.prompt_tokens + output, job.prompt_tokens
+                job, job.prompt_tokens + output, job.prompt_tokens
             ):
                 return _at(job, seat)
         return _nowhere(job, servable=pool.servable)
+
+    def claim(self, job: JobSpec, claim: Claim, *, excluded: Sequence[str]) -> Worker | None:
+        """Keep a worker for a job without room."""
+        pool = self._roster.pool(job.adapter or job.model)
+        if pool is None:
+            return None
+        seat = to_claim(pool, job, void_if_all(pool, excluded))
+        if seat is None:
+            return None
+        self._roster.keep(seat, claim)
+        return seat.worker
+
+    def unclaim(self, worker: Worker) -> None:
+        """Let everybody have a worker again."""
+        seat = self._roster.seat(worker.id)
+        if seat is not None:
+            self._roster.keep(seat, None)
 
     def cached_tokens(self, job: JobSpec) -> float:
         """Know of no cache."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from broker.core.claim import Claim
+from broker.core.events import JobSpec
 from broker.core.policy import QuotaRow
 
 if TYPE_CHECKING:
@@ -48,6 +50,13 @@ class RowUsage:
     """When it was last filled; None before the first look: it fills from then on."""
     refused_models: dict[str, None] = field(default_factory=dict[str, None])
     """Models with jobs that this row holds back: to be looked at when it gives way."""
+    claim: Claim | None = None
+    """Tokens of it are kept for a job that would wait for ever."""
+
+    def claimed_tokens(self, job: JobSpec) -> float:
+        """Tell how many of its tokens are kept from a job."""
+        claim = self.claim
+        return claim.cost_tokens if claim is not None and claim.binds(job) else 0.0
 
     def refill(self, at_s: float) -> None:
         """Let the bucket fill up to now."""

@@ -201,6 +201,8 @@ class Scheduler:
     def _settle(self, dispatches_max: int) -> None:
         """Dispatch what may go, and tell those that wait, once it is known who does."""
         mind = self._mind
+        if mind.claims:
+            mind.claims.check()
         if mind.dispatching and mind.link_up:
             self._dispatch(dispatches_max)
             if dispatches_max < STEP_DISPATCHES_MAX and self._order.has_more:
@@ -288,6 +290,7 @@ class Scheduler:
     def _reconfigure(self, policy: Policy) -> None:
         """Take a new policy, whole."""
         mind = self._mind
+        mind.claims.clear()
         quotas = Quotas(policy.quotas, before=mind.quotas)
         mind.policy, mind.quotas = policy, quotas
         mind.queues.reconfigured(policy, quotas)

@@ -82,7 +82,7 @@ def candidate(seat: Seat, need: Need, *, hit_tokens: float, at_s: float) -> Scor
     uncached = prompt_tokens - hit
     wait_s = seat.backlog_wait_s(at_s)
     kv_tokens = uncached + need.output_tokens
-    fits = seat.fits(kv_tokens, uncached)
+    fits = seat.fits(need.job, kv_tokens, uncached)
     if not fits:
         wait_s += seat.room_wait_s(kv_tokens)
     return Scored(seat, hit, uncached / seat.prefill_tokens_s, wait_s, fits, seat.is_cold(at_s))

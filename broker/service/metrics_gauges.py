@@ -72,7 +72,7 @@ def _pools(pools: Sequence[PoolView]) -> Iterator[Metric]:
         for pool in pools:
             family.add_metric((pool.model,), value(pool))
         yield family
-    text = "Weighted tokens dispatched, by right: priority, or an exception (share, aged)."
+    text = "Weighted tokens dispatched, by right: priority, or an exception (share, aged, claim)."
     work = CounterMetricFamily("inferlane_work_tokens", text, labels=("model", "band", "way"))
     for pool in pools:
         for band, way, tokens in pool.work_tokens:

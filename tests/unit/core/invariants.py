@@ -159,5 +159,5 @@ def check_work_conservation(scheduler: Scheduler, router: Router) -> None:
         if _keeps_back(mind, pool, waiting.queue.band):
             continue
         cost_tokens = placement.uncached_tokens + 2.0 * waiting.output_tokens_expected
-        blocked = refusal(waiting.queue.rows, cost_tokens, at_s=mind.at_s)
+        blocked = refusal(waiting.queue.rows, waiting.job, cost_tokens, at_s=mind.at_s)
         assert blocked is not None, f"{waiting.job.key} may go to {placement.worker.id}"

@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 
+from broker.core.claim import Claim
 from broker.core.decisions import Candidate, Explanation, HeldBy
 from broker.core.events import JobSpec
 from broker.core.placement import Placement
@@ -24,6 +25,7 @@ class LeastLoadedRouter:
         self.hits_seen: list[tuple[str, int]] = []
         self.summaries_fit = True
         self.placed = 0
+        self.claims: dict[str, Claim] = {}
         self.told: dict[str, tuple[object, ...]] = {}
         """Each worker as it was last told: a router that keeps what it heard must not be behind."""
 
@@ -45,6 +47,7 @@ class LeastLoadedRouter:
             job.output_tokens_max if output_tokens is None else output_tokens
         )
         free = [worker for worker in takers if has_room(worker, need)]
+        free = [one for one in free if not self._bars(one, job)]
         if not free:
             return Placement(None, 0, job.prompt_tokens, 0.0, full=True, servable=bool(able))
         best = min(free, key=lambda one: (len(one.leases), one.dispatched_at_s, one.id))
@@ -52,8 +55,25 @@ class LeastLoadedRouter:
         uncached = job.prompt_tokens - hit
         return Placement(best, hit, uncached, uncached / self.prefill_tokens_s)
 
+    def claim(self, job: JobSpec, claim: Claim, *, excluded: Sequence[str]) -> Worker | None:
+        able = [one for one in self.workers.values() if takes_new(one, job.model)]
+        able = [one for one in able if one.breaker.takes_new and one.id not in excluded]
+        free = [one for one in able if has_room(one, 0) and one.id not in self.claims]
+        if not free:
+            return None
+        best = min(free, key=lambda one: (one.kv_tokens - one.kv_tokens_max, one.id))
+        self.claims[best.id] = claim
+        return best
+
+    def unclaim(self, worker: Worker) -> None:
+        self.claims.pop(worker.id, None)
+
     def cached_tokens(self, job: JobSpec) -> float:
         return max((hit for (key, _), hit in self.hits.items() if key == job.key), default=0)
+
+    def _bars(self, worker: Worker, job: JobSpec) -> bool:
+        claim = self.claims.get(worker.id)
+        return claim is not None and claim.binds(job)
 
     def explain(self, job: JobSpec, placement: Placement, *, at_s: float) -> Explanation:
         worker = placement.worker
@@ -78,6 +98,7 @@ class LeastLoadedRouter:
 
     def gone(self, worker: Worker) -> None:
         del self.workers[worker.id]
+        self.claims.pop(worker.id, None)
 
     def summary(self, worker: Worker, summary: CacheSummary, *, at_s: float) -> bool:
         return self.summaries_fit

@@ -13,6 +13,9 @@ from broker.core.quotas import (
     refusal,
 )
 from broker.core.rows import RowUsage
+from tests.unit.core.cluster import a_spec
+
+A_JOB = a_spec()
 
 
 def quotas_of(*rows: QuotaRow) -> Quotas:
@@ -57,9 +60,9 @@ def test_jobs_in_flight_are_bounded() -> None:
     rows = rows_of(quotas)
     quotas.take(rows, 10, starts=True)
     assert jobs_refusal(rows) is None
-    assert refusal(rows, 10, at_s=100.0) is None
+    assert refusal(rows, A_JOB, 10, at_s=100.0) is None
     quotas.take(rows, 10, starts=True)
-    for blocked in (jobs_refusal(rows), refusal(rows, 10, at_s=100.0)):
+    for blocked in (jobs_refusal(rows), refusal(rows, A_JOB, 10, at_s=100.0)):
         assert blocked is not None
         assert (blocked.used, blocked.limit, blocked.retry_at_s) == (2, 2, math.inf)
     quotas.give_back(rows, 10, unstarted=False)
@@ -71,21 +74,21 @@ def test_tokens_in_flight_are_bounded() -> None:
     quotas = quotas_of(QuotaRow(inflight_tokens_max=100))
     rows = rows_of(quotas)
     quotas.take(rows, 60, starts=True)
-    assert refusal(rows, 40, at_s=100.0) is None
-    blocked = refusal(rows, 41, at_s=100.0)
+    assert refusal(rows, A_JOB, 40, at_s=100.0) is None
+    blocked = refusal(rows, A_JOB, 41, at_s=100.0)
     assert blocked is not None
     assert (blocked.used, blocked.limit) == (60, 100)
     quotas.correct(rows, -20)
-    assert refusal(rows, 60, at_s=100.0) is None
+    assert refusal(rows, A_JOB, 60, at_s=100.0) is None
     quotas.correct(rows, 50)
-    assert refusal(rows, 11, at_s=100.0) is not None
+    assert refusal(rows, A_JOB, 11, at_s=100.0) is not None
 
 
 def test_a_row_without_limits_refuses_nothing() -> None:
     """Rows may exist for their queue bound alone."""
     rows = rows_of(quotas_of(QuotaRow()))
     assert jobs_refusal(rows) is None
-    assert refusal(rows, 1e9, at_s=100.0) is None
+    assert refusal(rows, A_JOB, 1e9, at_s=100.0) is None
     assert never_fits(rows, 1e9) is None
     assert queue_refusal(rows) is None
 
@@ -94,28 +97,28 @@ def test_a_bucket_starts_empty_and_fills_by_the_minute() -> None:
     """600 a minute are 10 a second: a cost of 50 passes after 5 s, and the refusal says so."""
     quotas = quotas_of(QuotaRow(tokens_per_min=600))
     rows = rows_of(quotas)
-    blocked = refusal(rows, 50, at_s=100.0)
+    blocked = refusal(rows, A_JOB, 50, at_s=100.0)
     assert blocked is not None
     assert (blocked.used, blocked.limit, blocked.retry_at_s) == (600, 600, 105.0)
-    later = refusal(rows, 50, at_s=104.0)
+    later = refusal(rows, A_JOB, 50, at_s=104.0)
     assert later is not None
     assert later.retry_at_s == pytest.approx(105.0)
     assert later.used == pytest.approx(560)
-    assert refusal(rows, 50, at_s=105.0) is None
+    assert refusal(rows, A_JOB, 50, at_s=105.0) is None
 
 
 def test_a_bucket_never_holds_more_than_a_minute() -> None:
     """After an hour of rest a burst of one minute's worth passes, and no more."""
     rows = rows_of(quotas_of(QuotaRow(tokens_per_min=600)))
-    assert refusal(rows, 600, at_s=3700.0) is None
-    assert refusal(rows, 601, at_s=3700.0) is not None
+    assert refusal(rows, A_JOB, 600, at_s=3700.0) is None
+    assert refusal(rows, A_JOB, 601, at_s=3700.0) is not None
 
 
 def test_a_start_empties_the_bucket_and_an_end_does_not_fill_it() -> None:
     """The row bounds what is started a minute, however soon it ends."""
     quotas = quotas_of(QuotaRow(tokens_per_min=600))
     rows = rows_of(quotas)
-    assert refusal(rows, 600, at_s=160.0) is None
+    assert refusal(rows, A_JOB, 600, at_s=160.0) is None
     quotas.take(rows, 600, starts=True)
     quotas.give_back(rows, 600, unstarted=False)
     assert rows[0].bucket_tokens == 0
@@ -146,7 +149,7 @@ def test_a_job_found_running_takes_nothing_from_the_bucket() -> None:
 
 def test_a_bucket_of_zero_never_lets_anything_pass() -> None:
     """A limit of 0 has no time at which a job may go."""
-    blocked = refusal(rows_of(quotas_of(QuotaRow(tokens_per_min=0))), 1, at_s=500.0)
+    blocked = refusal(rows_of(quotas_of(QuotaRow(tokens_per_min=0))), A_JOB, 1, at_s=500.0)
     assert blocked is not None
     assert blocked.retry_at_s == math.inf
 
