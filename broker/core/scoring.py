@@ -80,12 +80,13 @@ def candidate(seat: Seat, need: Need, *, hit_tokens: float, at_s: float) -> Scor
     # The engine computes the last token always, or it would have nothing to begin the answer from.
     hit = min(int(hit_tokens * seat.trust), max(0, prompt_tokens - 1)) if hit_tokens else 0
     uncached = prompt_tokens - hit
-    wait_s = seat.backlog_wait_s(at_s)
+    wait_s = seat.backlog_wait_s(at_s) if seat.backlog_s else 0.0
     kv_tokens = uncached + need.output_tokens
     fits = seat.fits(need.job, kv_tokens, uncached)
     if not fits:
         wait_s += seat.room_wait_s(kv_tokens)
-    return Scored(seat, hit, uncached / seat.prefill_tokens_s, wait_s, fits, seat.is_cold(at_s))
+    is_cold = at_s < seat.cold_until_s
+    return Scored(seat, hit, uncached / seat.prefill_tokens_s, wait_s, fits, is_cold)
 
 
 def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:

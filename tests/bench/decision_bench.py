@@ -49,8 +49,8 @@ INFLIGHT_RATIO = 0.5
 """Jobs in flight per slot: steady load, so that some workers have room and some have not."""
 
 SLOTS = 4
-JOBS_PER_TICK = 2
-"""At 10 ticks a second: 20 such jobs a second, what about 64 GPUs prefill."""
+JOBS_PER_TICK = 1
+"""At 20 ticks a second: 20 such jobs a second, what about 64 GPUs prefill."""
 
 CANDIDATES = 64
 P50, P99 = 0.5, 0.99
