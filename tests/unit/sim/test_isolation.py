@@ -1,24 +1,23 @@
 """What one band's backlog, or one lane's, may cost the others: the mind on modelled engines."""
 
 import random
-from collections.abc import Callable, Iterable
-from itertools import pairwise
 
 import pytest
 
 from broker.core.order import ROOM_DEBT_TOKENS_MAX
-from broker.core.policy import (
-    DEFAULT_BANDS,
-    BandPolicy,
-    LanePolicy,
-    OrderPolicy,
-    Policy,
-    QuotaRow,
-)
+from broker.core.policy import BandPolicy, LanePolicy, OrderPolicy, Policy, QuotaRow
 from broker.engine_model.profile import DEMO
 from broker.sim.mind import MODEL, MindRouter
 from broker.sim.request import Request
-from broker.sim.world import World
+from tests.unit.sim.backlogs import (
+    a_world,
+    jobs,
+    p99,
+    residual_s,
+    under,
+    waits_s,
+    work_while_both_wait,
+)
 
 WORKERS = 4
 CAPACITY_JOBS_S = 10.0
@@ -26,77 +25,6 @@ CAPACITY_JOBS_S = 10.0
 
 BEGUN_S = 5.0
 """The backlog comes first, to an idle fleet: those who come next wait for its first jobs to end."""
-
-Row = tuple[float, str, int, int, int]
-"""At (s), lane, band, prompt and output tokens."""
-
-
-def jobs(
-    rng: random.Random,
-    *,
-    count: int,
-    per_s: float = 0.0,
-    band: int = 1,
-    lane: str = "main",
-    prompt_tokens: int = 500,
-    output_tokens: int = 150,
-) -> list[Row]:
-    """Draw jobs that come at random, or (`per_s` 0) all at once; sizes vary by half."""
-    at_s, rows = 0.0, list[Row]()
-    for _ in range(count):
-        at_s += rng.expovariate(per_s) if per_s else 0.0
-        prompt = rng.randint(prompt_tokens // 2, prompt_tokens * 3 // 2)
-        output = rng.randint(output_tokens // 2, output_tokens * 3 // 2)
-        rows.append((at_s, lane, band, prompt, output))
-    return rows
-
-
-def a_world(rows: Iterable[Row], *, workers: int = WORKERS) -> World:
-    """Engines of the `demo` profile, and requests without anything in common."""
-    requests = [
-        Request(
-            index=index,
-            at_s=at_s,
-            lane=lane,
-            band=band,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            output_tokens_max=1024,
-            blocks=(),
-            block_tokens=DEMO.block_tokens,
-        )
-        for index, (at_s, lane, band, prompt_tokens, output_tokens) in enumerate(sorted(rows))
-    ]
-    return World(requests, profiles=[DEMO] * workers, journal=True)
-
-
-def under(world: World, *quotas: QuotaRow, lanes: tuple[str, ...] = ("main",)) -> MindRouter:
-    """Run a world under the shipped policy, without longest waits."""
-    patient = [
-        BandPolicy(guaranteed_share=b.guaranteed_share, aging_s=b.aging_s) for b in DEFAULT_BANDS
-    ]
-    policy = Policy(
-        models=(MODEL,),
-        lanes=tuple(LanePolicy(name=lane) for lane in lanes),
-        bands=(patient[0], patient[1], patient[2], patient[3]),
-        quotas=quotas,
-    )
-    router = MindRouter(world, policy, seed=1)
-    world.run(router)
-    return router
-
-
-def p99(values: Iterable[float]) -> float:
-    """Return the 99th percentile."""
-    ordered = sorted(values)
-    return ordered[int(0.99 * len(ordered))]
-
-
-def waits_s(world: World, of: Callable[[Request], bool]) -> list[float]:
-    """List how long requests waited until they were given to an engine."""
-    records = world.records
-    chosen = [request.index for request in world.requests if of(request)]
-    return [records.given_s[index] - records.arrived_s[index] for index in chosen]
 
 
 def is_later_person(request: Request) -> bool:
@@ -110,13 +38,11 @@ def test_a_backlog_costs_people_no_more_than_a_slot_that_frees(band: int, count:
     wait is at most 1.2 times that of an empty queue, and the time in which a slot frees.
     """
     people = jobs(random.Random(2), count=250, per_s=CAPACITY_JOBS_S / 2)
-    calm = a_world(people)
+    calm = a_world(people, workers=WORKERS)
     under(calm)
-    world = a_world([*people, *jobs(random.Random(3), count=count, band=band)])
+    world = a_world([*people, *jobs(random.Random(3), count=count, band=band)], workers=WORKERS)
     under(world)
-    given_s = sorted(at_s for at_s in world.records.given_s if BEGUN_S < at_s < people[-1][0])
-    assert given_s[-1] > people[-1][0] - 1.0, "the backlog must last"
-    frees_s = p99(later - earlier for earlier, later in pairwise(given_s))
+    frees_s = residual_s(world, begin_s=BEGUN_S, end_s=people[-1][0])
     empty_s = p99(waits_s(calm, is_later_person))
     assert p99(waits_s(world, is_later_person)) <= 1.2 * empty_s + frees_s
 
@@ -130,7 +56,7 @@ def test_a_lane_at_20_times_its_quota_leaves_another_s_wait_as_it_is() -> None:
     for times in (1, 20):
         count = round(50 * rate * times)
         greedy = jobs(random.Random(4), count=count, per_s=rate * times, lane="greedy")
-        world = a_world([*other, *greedy])
+        world = a_world([*other, *greedy], workers=WORKERS)
         under(world, row, lanes=("greedy", "other"))
         p99_s.append(p99(waits_s(world, lambda request: request.lane == "other")))
     assert p99_s[1] == pytest.approx(p99_s[0], rel=0.1)
@@ -147,22 +73,9 @@ def test_case_18_short_against_long_jobs_is_half_and_half_in_work(seed: int) -> 
     long = jobs(
         random.Random(-seed), count=80, band=2, lane="long", prompt_tokens=1500, output_tokens=400
     )
-    world = a_world([*short, *long])
+    world = a_world([*short, *long], workers=WORKERS)
     router = under(world, lanes=("short", "long"))
-    records = world.records
-    last_s = {
-        lane: max(records.given_s[r.index] for r in world.requests if r.lane == lane)
-        for lane in ("short", "long")
-    }
-    until_s = min(last_s.values())
-    work = {
-        lane: sum(
-            r.prompt_tokens + 2 * r.output_tokens
-            for r in world.requests
-            if r.lane == lane and records.given_s[r.index] <= until_s
-        )
-        for lane in last_s
-    }
+    work = work_while_both_wait(world, ("short", "long"))
     (pool,) = router.scheduler.views.pools()
     assert abs(work["short"] - work["long"]) <= pool.fairness_bound
     assert sum(work.values()) > 10 * pool.fairness_bound
