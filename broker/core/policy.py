@@ -109,8 +109,9 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     warmup_s: NotNegative = 60.0
     """For so long, or until its cache is half full, a worker that joined with an empty cache counts
     half its load."""
-    forced_share: Share = 0.2
-    """Share of jobs sent to such a worker whatever is cached elsewhere."""
+    forced_share: Share = 0.0
+    """Share of jobs sent to such a worker whatever is cached elsewhere. Where the score has the
+    decoding, which draws jobs to idle workers anyway, it gains nothing."""
     sticky_s: NotNegative = 30.0
     """How long since its last dispatch a prefix (or session) sticks to its worker."""
     wait_s_over_best_max: NotNegative = 2.0

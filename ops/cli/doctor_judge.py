@@ -1,11 +1,14 @@
 """What `doctor` makes of the facts: pure, a finding for each."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from broker.bus.nats_streams import stream_config
 from broker.wire import subjects
 from broker.wire.codec import MESSAGE_BYTES_MAX
+from broker.wire.prefix import BLOCK_BYTES
+from broker.wire.prompt import BYTES_PER_TOKEN
 from ops.cli.doctor_facts import Facts, wanted_streams
 from ops.cli.doctor_findings import Finding, fail, ok, warn
 from ops.cli.output import duration, size
@@ -23,6 +26,9 @@ SIGNAL_S_MAX = 3.0
 DISK_RATIO_MAX = 0.9
 
 MILLION = 1_000_000
+
+INDEX_ENTRY_BYTES = 86
+"""Of the prefix index, a block that one worker holds (measured: tests/bench/decision_bench.py)."""
 
 JOB_BYTES_EXTRA = 250
 """What a stored job has around its request (measured: 230 bytes, and 3 % for prefix blocks)."""
@@ -47,6 +53,7 @@ def judge(facts: Facts, *, line_bytes: int) -> Iterator[Finding]:
     yield from _room(facts, line_bytes=line_bytes)
     yield from _broker(facts)
     yield from _workers(facts)
+    yield from _index(facts)
     yield from _clocks(facts)
     yield from _dead_letters(facts)
 
@@ -241,6 +248,27 @@ def _workers(facts: Facts) -> Iterator[Finding]:
         if missing:
             found = f"no ready worker serves {', '.join(missing)} of lane {offer.lane}: jobs wait"
             yield fail("workers", found, "start a worker for it, or take it from the lane's models")
+
+
+def _index(facts: Facts) -> Iterator[Finding]:
+    """Judge whether the broker can know of all that the workers' caches hold."""
+    if facts.config is None:
+        return
+    kv_tokens = sum(one.kv_tokens_max for one in facts.workers)
+    blocks = math.ceil(kv_tokens * BYTES_PER_TOKEN / BLOCK_BYTES)
+    entries_max = facts.config.policy.routing.index_entries_max
+    if blocks <= entries_max:
+        return
+    found = (
+        f"the workers' caches hold {blocks:,} blocks, the broker's prefix index {entries_max:,}:"
+        " much of what is cached is not known, and computed again"
+    )
+    more_bytes = (blocks - entries_max) * INDEX_ENTRY_BYTES
+    to_do = (
+        f"set policy.routing.index_entries_max to {blocks}"
+        f" ({size(more_bytes)} more memory of the broker)"
+    )
+    yield warn("workers", found, to_do)
 
 
 def _clocks(facts: Facts) -> Iterator[Finding]:

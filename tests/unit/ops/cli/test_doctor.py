@@ -266,6 +266,19 @@ def test_port_of_the_page(page: str, level: Level, told: str) -> None:
     assert (found.level, found.found) == (level, told)
 
 
+@pytest.mark.parametrize(("workers", "warned"), [(256, False), (257, True)])
+def test_caches_larger_than_the_prefix_index(workers: int, *, warned: bool) -> None:
+    """The broker knows of 4,000,000 blocks of 64 tokens; the finding says what to set."""
+    views = tuple(a_worker_view(worker=f"w{n}", kv_tokens_max=1_000_000) for n in range(workers))
+    ahead_s = {one.worker: 0.0 for one in views}
+    facts = a_cluster(workers=views, workers_ahead_s=ahead_s, config=a_config())
+    found = [one for one in _judged(facts, about="workers") if "prefix index" in one.found]
+    assert bool(found) is warned
+    if warned:
+        assert "4,015,625 blocks" in found[0].found
+        assert "index_entries_max to 4015625" in found[0].to_do
+
+
 def test_no_workers() -> None:
     """Nothing will run."""
     assert _of(a_cluster(workers=(), workers_ahead_s={}), "workers", Level.FAIL) == ["none"]
