@@ -39,6 +39,7 @@ TRANSIENT = frozenset(
     (
         Reason.QUEUE_FULL,
         Reason.QUOTA_EXCEEDED,
+        Reason.RESULTS_FULL,
         Reason.NO_WORKERS,
         Reason.DRAINING,
         Reason.LANE_PAUSED,

@@ -13,7 +13,13 @@ from broker.core.mind import Mind
 from broker.core.policy import LanePolicy
 from broker.core.pressure import is_refusing
 from broker.core.queues import Queue, Waiting
-from broker.core.quotas import jobs_refusal, never_fits, queue_refusal, refusal
+from broker.core.quotas import (
+    jobs_refusal,
+    never_fits,
+    queue_refusal,
+    refusal,
+    results_refusal,
+)
 from broker.core.rows import Refusal
 from broker.wire.ids import BATCH_BAND
 from broker.wire.messages import Reason
@@ -26,6 +32,9 @@ RETRY_AFTER_S_MIN = 1.0
 
 RETRY_AFTER_S_MAX = 300.0
 """After five minutes anything may have changed: nobody is told to wait longer."""
+
+RESULTS_RETRY_AFTER_S = 30.0
+"""Results go when somebody takes them out or their time is over: nobody knows when."""
 
 PAUSED_RETRY_AFTER_S = 30.0
 """A person paused the lane, and people take minutes."""
@@ -103,6 +112,11 @@ class Door:
             return None
         if job.band == BATCH_BAND:
             return self._pressed(job, queue)
+        of_results = results_refusal(queue.rows)
+        if of_results is not None:
+            return _refused(
+                job, Reason.RESULTS_FULL, of_results, retry_after_s=RESULTS_RETRY_AFTER_S
+            )
         full = queue_refusal(queue.rows)
         if full is None and job.deadline_at_s is None:
             return None
@@ -154,8 +168,7 @@ class Door:
 
 
 def _refused(job: JobSpec, reason: Reason, by: Refusal, *, retry_after_s: float) -> Reject:
-    name = by.row.row.name
-    return Reject(job.key, reason, name, by.used, by.limit, _bounded(retry_after_s))
+    return Reject(job.key, reason, by.name, by.used, by.limit, _bounded(retry_after_s))
 
 
 def _reject(

@@ -149,6 +149,16 @@ class QueueDepth:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultsStand:
+    """How many bytes of a lane's results stand, and how large one of them is on average."""
+
+    at_s: float
+    lane: str
+    stored_bytes: int
+    mean_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyChanged:
     """A new configuration, whole. An equal one changes nothing."""
 
@@ -183,6 +193,7 @@ Event = (
     | LinkChanged
     | DrainRequested
     | QueueDepth
+    | ResultsStand
     | PolicyChanged
     | DispatchAllowed
     | Tick

@@ -160,7 +160,7 @@ class Gate:
         if blocked is None:
             return
         pool = waiting.queue.pool
-        waiting.row = blocked.row.row.name
+        waiting.row = blocked.name
         pool.lacks_seats = pool.lacks_seats or blocked.row.may_borrow
         self._mind.quotas.refused(blocked.row, pool.model)
         if blocked.retry_at_s < (pool.refill_at_s or math.inf):

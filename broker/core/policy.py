@@ -41,6 +41,9 @@ class QuotaRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     its stream."""
     tokens_per_min: Limit | None = None
     """Weighted tokens started a minute (token bucket of one minute, empty after a takeover)."""
+    result_bytes_max: Limit | None = None
+    """Bytes of a lane's results that stand, with those to come of the jobs in flight; the row names
+    a lane and nothing else. One more online job is rejected as `results_full`, batch waits."""
 
     @property
     def name(self) -> str:

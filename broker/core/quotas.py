@@ -27,6 +27,8 @@ class Quotas:
             bucket = buckets.get(_bucket_name(usage.row))
             if bucket is not None:
                 usage.bucket_tokens, usage.bucket_at_s = bucket.bucket_tokens, bucket.bucket_at_s
+                usage.stored_bytes = bucket.stored_bytes
+                usage.result_bytes_mean = bucket.result_bytes_mean
         form_cohorts(self.rows)
         self.released: dict[str, None] = {}
         """Models whose jobs may pass again since this was last cleared."""
@@ -77,6 +79,8 @@ class Quotas:
         for usage in rows:
             usage.inflight_jobs -= 1
             usage.inflight_tokens -= cost_tokens
+            if usage.row.result_bytes_max is not None and not unstarted:
+                usage.stored_bytes += usage.result_bytes_mean  # Until the next word of the lane's.
             if usage.cohort is not None:
                 usage.cohort.settle(usage)
             per_min = usage.row.tokens_per_min
@@ -90,6 +94,15 @@ class Quotas:
             usage.inflight_tokens += delta_tokens
             if delta_tokens < 0:
                 self._gave_way(usage)
+
+    def results_stand(self, lane: str, *, stored_bytes: float, mean_bytes: float) -> None:
+        """Take how much a lane's results take, and how much one of them does."""
+        for usage in self.rows:
+            if usage.row.lane == lane and usage.row.result_bytes_max is not None:
+                lacked = usage.lacks_result_room
+                usage.stored_bytes, usage.result_bytes_mean = stored_bytes, mean_bytes
+                if lacked and not usage.lacks_result_room:
+                    self._gave_way(usage)
 
     def unclaim(self, usage: RowUsage) -> None:
         """Give up what a row keeps for a job."""
@@ -124,6 +137,15 @@ def jobs_refusal(rows: Iterable[RowUsage], *, borrow: Borrow = Borrow.ANY) -> Re
     for usage in rows:
         if usage.lacks_seat(borrow):
             return Refusal(usage, usage.seats_used, usage.jobs_limit)
+    return results_refusal(rows)
+
+
+def results_refusal(rows: Iterable[RowUsage]) -> Refusal | None:
+    """Find a row whose lane has as many bytes of results as it may."""
+    for usage in rows:
+        if usage.lacks_result_room:
+            limit = float(usage.row.result_bytes_max or 0)
+            return Refusal(usage, usage.result_bytes, limit, of_results=True)
     return None
 
 
@@ -153,8 +175,9 @@ def refusal(
             if missing > 0:
                 per_min = float(row.tokens_per_min)
                 after_s = BUCKET_S * missing / per_min if per_min else math.inf
-                return Refusal(usage, per_min - usage.bucket_tokens, per_min, at_s + after_s)
-    return None
+                used = per_min - usage.bucket_tokens
+                return Refusal(usage, used, per_min, retry_at_s=at_s + after_s)
+    return results_refusal(rows)
 
 
 def never_fits(rows: Iterable[RowUsage], cost_tokens: float) -> Refusal | None:

@@ -12,9 +12,11 @@ from broker.core.policy import QuotaRow
 if TYPE_CHECKING:
     from broker.core.lending import Cohort
 
-
 BUCKET_S = 60.0
 """A `tokens_per_min` row may burst one minute's worth, and no more."""
+
+RESULT_BYTES_TYPICAL = 1_500.0
+"""Of a stored result until a lane has some: 370 bytes around an answer of some 250 tokens."""
 
 
 class Borrow(IntEnum):
@@ -50,6 +52,9 @@ class RowUsage:
     """When it was last filled; None before the first look: it fills from then on."""
     refused_models: dict[str, None] = field(default_factory=dict[str, None])
     """Models with jobs that this row holds back: to be looked at when it gives way."""
+    stored_bytes: float = 0.0
+    """Of its lane's results, by the last word of them and the ends since."""
+    result_bytes_mean: float = RESULT_BYTES_TYPICAL
     claim: Claim | None = None
     """Tokens of it are kept for a job that would wait for ever."""
 
@@ -57,6 +62,17 @@ class RowUsage:
         """Tell how many of its tokens are kept from a job."""
         claim = self.claim
         return claim.cost_tokens if claim is not None and claim.binds(job) else 0.0
+
+    @property
+    def result_bytes(self) -> float:
+        """Bytes of results that stand, and that the jobs in flight will add."""
+        return self.stored_bytes + self.inflight_jobs * self.result_bytes_mean
+
+    @property
+    def lacks_result_room(self) -> bool:
+        """Whether the result of one more job would be too much."""
+        limit = self.row.result_bytes_max
+        return limit is not None and self.result_bytes + self.result_bytes_mean > limit
 
     def refill(self, at_s: float) -> None:
         """Let the bucket fill up to now."""
@@ -107,5 +123,12 @@ class Refusal:
     row: RowUsage
     used: float
     limit: float
+    of_results: bool = False
+    """Results that stand are what there is too much of."""
     retry_at_s: float = math.inf
     """When time alone will let the job pass; never, for rows that wait for a lease to end."""
+
+    @property
+    def name(self) -> str:
+        """What people call it: the row's name, and its limit where that is of results."""
+        return f"{self.row.row.name} result_bytes" if self.of_results else self.row.row.name

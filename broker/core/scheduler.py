@@ -28,6 +28,7 @@ from broker.core.events import (
     PolicyChanged,
     ProbeAnswered,
     QueueDepth,
+    ResultsStand,
     Tick,
     WorkerReported,
 )
@@ -47,7 +48,15 @@ from broker.core.views import Views
 from broker.core.windows import Windows
 from broker.wire.messages import Reason
 
-_Rare = ProbeAnswered | LinkChanged | DrainRequested | QueueDepth | DispatchAllowed | PolicyChanged
+_Rare = (
+    ProbeAnswered
+    | LinkChanged
+    | DrainRequested
+    | QueueDepth
+    | DispatchAllowed
+    | PolicyChanged
+    | ResultsStand
+)
 
 
 TICK_JOBS_MAX = 256
@@ -163,6 +172,8 @@ class Scheduler:
                 queue = mind.queues.queue(lane=lane, band=band, model=model)
                 queue.pool.pending_jobs[band] += pending_jobs - queue.pending_jobs
                 queue.pending_jobs = pending_jobs
+            case ResultsStand(_, lane, stored_bytes, mean_bytes):
+                mind.quotas.results_stand(lane, stored_bytes=stored_bytes, mean_bytes=mean_bytes)
             case DispatchAllowed(_, allowed):
                 self._allow(allowed=allowed)
             case PolicyChanged(_, policy):

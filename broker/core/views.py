@@ -55,6 +55,9 @@ class RowView:
     queued_jobs_max: int | None
     bucket_tokens: float
     tokens_per_min: int | None
+    result_bytes: float
+    """That stand, and that the jobs in flight will add."""
+    result_bytes_max: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +246,8 @@ class Views:
             row.queued_jobs_max,
             usage.bucket_tokens,
             row.tokens_per_min,
+            usage.result_bytes,
+            row.result_bytes_max,
         )
 
     def _worker(self, worker: Worker) -> WorkerView:

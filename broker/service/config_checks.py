@@ -123,6 +123,11 @@ def _quotas(config: Config) -> Iterator[Finding]:
                 f'the row "{row.name}" limits nothing; give it a limit or remove it',
             )
         yield from _lending(path, row)
+        if row.result_bytes_max is not None and (
+            row.lane is None or row.name != f"lane={row.lane}"
+        ):
+            message = "results are kept by lane: the row must name a lane, and no model or band"
+            yield (*path, "result_bytes_max"), message
         if row.band == BATCH_BAND and row.queued_jobs_max is not None:
             message = "batch queues are bounded by streams.batch_per_subject_max, not by a row"
             yield (*path, "queued_jobs_max"), message
@@ -176,6 +181,7 @@ def _limits(row: QuotaRow) -> bool:
         row.inflight_tokens_max,
         row.queued_jobs_max,
         row.tokens_per_min,
+        row.result_bytes_max,
     )
     return any(limit is not None for limit in limits)
 

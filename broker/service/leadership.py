@@ -105,7 +105,7 @@ class Leadership:
             learned,
             epoch=term.epoch,
             mail=self.outbox.mail,
-            depth=self.intake.depth,
+            tell=self.loop.tell,
             now=now,
         )
         self._pulls: dict[JobAddress, Pull] = {}
@@ -167,6 +167,7 @@ class Leadership:
                     self.reconciler.run(every_s=self._config.broker.reconcile_s),
                     self.announcements.publish_states(),
                     self.announcements.poll_depths(self.queues),
+                    self.announcements.poll_results(),
                     self.announcements.publish_learned(),
                 ):
                     group.create_task(duty)
@@ -201,6 +202,8 @@ class Leadership:
             recreated=sum(mark.recreated for mark in marks),
             silent_workers=silent,
         )
+        for lane in self.announcements.bounded_lanes:
+            await until_answered(partial(self.announcements.poll_result, lane))
         for address in self.queues:
             await until_answered(partial(self._open, address))
         self.loop.tell(DispatchAllowed(self._now()))

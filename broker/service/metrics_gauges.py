@@ -150,6 +150,8 @@ def _rows(lanes: list[LaneView]) -> Iterator[Metric]:
         ("row_borrowed_jobs", "Of other rows' seats, used here.", lambda row: row.borrowed_jobs),
         ("row_inflight_tokens", "Weighted tokens leased.", lambda row: row.inflight_tokens),
         ("row_limit_tokens", "Bound of row_inflight_tokens.", lambda row: row.inflight_tokens_max),
+        ("row_result_bytes", "Results that stand, and to come.", _result_bytes),
+        ("row_limit_result_bytes", "Bound of row_result_bytes.", lambda row: row.result_bytes_max),
     )
     for name, text, value in gauges:
         for some in in_slices(rows, SERIES_TOLD):
@@ -159,6 +161,10 @@ def _rows(lanes: list[LaneView]) -> Iterator[Metric]:
                 if amount is not None:
                     family.add_metric((row.row,), amount)
             yield family
+
+
+def _result_bytes(row: RowView) -> float | None:
+    return None if row.result_bytes_max is None else row.result_bytes
 
 
 def _workers(workers: list[WorkerView]) -> Iterator[Metric]:

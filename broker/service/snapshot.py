@@ -92,6 +92,9 @@ class RowView(Struct, frozen=True, kw_only=True):
     """Of those in flight, beyond what it may have, with seats of other rows."""
     inflight_tokens: float = 0.0
     inflight_tokens_max: int | None = None
+    result_bytes: float = 0.0
+    """Of the lane's results, with those to come of the jobs in flight."""
+    result_bytes_max: int | None = None
 
 
 class LaneView(Struct, frozen=True, kw_only=True):

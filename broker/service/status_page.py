@@ -167,7 +167,7 @@ def _rows(lanes: list[LaneView]) -> Iterator[str]:
     rows = list({row.row: row for lane in lanes for row in lane.rows}.values())
     if not rows:
         return
-    heads = ("row!", "jobs", "of", "lent", "borrowed", "tokens", "of")
+    heads = ("row!", "jobs", "of", "lent", "borrowed", "tokens", "of", "results", "of")
     yield from _table("Quotas", heads, map(_row, rows[:ROWS_MAX]), len(rows))
 
 
@@ -177,8 +177,15 @@ def _row(row: RowView) -> str:
     return (
         f'<td class="t">{escape(row.row)}</td><td>{row.inflight_jobs:,}</td><td>{jobs_max}</td>'
         f"<td>{row.lent_jobs or '–'}</td><td>{row.borrowed_jobs or '–'}</td>"
-        f"<td>{row.inflight_tokens:,.0f}</td><td>{tokens_max}</td>"
+        f"<td>{row.inflight_tokens:,.0f}</td><td>{tokens_max}</td>{_results(row)}"
     )
+
+
+def _results(row: RowView) -> str:
+    if row.result_bytes_max is None:
+        return "<td>–</td><td>–</td>"
+    stand, limit = _size(int(row.result_bytes)), _size(row.result_bytes_max)
+    return f"<td>{stand}</td><td>{limit}</td>"
 
 
 def _table(title: str, heads: tuple[str, ...], lines: Iterable[str], count: int) -> Iterator[str]:

@@ -13,6 +13,10 @@ CAUSE_CHARS_MAX = 500
 _TEXTS = {
     Reason.QUEUE_FULL: "The queue is full; try again after retry_after_s.",
     Reason.QUOTA_EXCEEDED: "The job is larger than a quota row allows; make it smaller.",
+    Reason.RESULTS_FULL: (
+        "The lane's results take all the room they may: delete some, wait until they expire, or "
+        "have an operator raise result_bytes_max."
+    ),
     Reason.DEADLINE_INFEASIBLE: "The deadline can't be met at today's load; allow more time.",
     Reason.DEADLINE_EXPIRED: "The deadline passed before the job could run; allow more time.",
     Reason.WAIT_EXPIRED: "The job waited as long as its band allows; try later or a lower band.",

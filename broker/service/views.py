@@ -146,6 +146,8 @@ def _row(row: mind.RowView) -> RowView:
         borrowed_jobs=row.borrowed_jobs,
         inflight_tokens=row.inflight_tokens,
         inflight_tokens_max=row.inflight_tokens_max,
+        result_bytes=row.result_bytes,
+        result_bytes_max=row.result_bytes_max,
     )
 
 

@@ -31,6 +31,8 @@ class Reason(StrEnum):
 
     QUEUE_FULL = "queue_full"
     QUOTA_EXCEEDED = "quota_exceeded"
+    RESULTS_FULL = "results_full"
+    """The lane's results take all the room they may."""
     DEADLINE_INFEASIBLE = "deadline_infeasible"
     DEADLINE_EXPIRED = "deadline_expired"
     WAIT_EXPIRED = "wait_expired"
@@ -455,8 +457,7 @@ class CancelRequest(Record, frozen=True, kw_only=True):
     """Ask for a job's cancellation, wherever it is.
 
     `stream` and `stream_sequence` (from the publish acknowledgement) find a job that the broker has
-    not
-    pulled yet; without them only held and running jobs can be cancelled.
+    not pulled yet; without them only held and running jobs can be cancelled.
     """
 
     job: Token

@@ -12,7 +12,7 @@ from ops.cli.connection import HERE, Cluster, ask, connected
 app = cyclopts.App(name="lanes")
 
 QUEUE_HEADS = ("LANE", "BAND", "MODEL", "WAITING>", "OF>", "RUNNING>", "WAIT OF A NEW JOB>")
-ROW_HEADS = ("QUOTA", "JOBS>", "OF>", "LENT>", "BORROWED>", "TOKENS>", "OF>")
+ROW_HEADS = ("QUOTA", "JOBS>", "OF>", "LENT>", "BORROWED>", "TOKENS>", "OF>", "RESULTS>", "OF>")
 
 BANDS = ("0 critical", "1 interactive", "2 standard", "3 batch")
 
@@ -95,6 +95,8 @@ def _queue(lane: LaneView, queue: QueueView) -> tuple[str, ...]:
 
 
 def _row(row: RowView) -> tuple[str, ...]:
+    from ops.cli.output import size
+
     return (
         row.row,
         f"{row.inflight_jobs:,}",
@@ -103,4 +105,6 @@ def _row(row: RowView) -> tuple[str, ...]:
         f"{row.borrowed_jobs:,}",
         f"{row.inflight_tokens:,.0f}",
         "-" if row.inflight_tokens_max is None else f"{row.inflight_tokens_max:,}",
+        "-" if row.result_bytes_max is None else size(int(row.result_bytes)),
+        "-" if row.result_bytes_max is None else size(row.result_bytes_max),
     )

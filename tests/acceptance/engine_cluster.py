@@ -28,6 +28,11 @@ LANE = "online"
 NARROW = "narrow"
 """A lane with one job in flight at a time, and no band 0."""
 
+SCARCE = "scarce"
+"""A lane whose results may take SCARCE_BYTES."""
+
+SCARCE_BYTES = 8000
+
 ODD_LANE = "JOBS_x"
 """A lane called as if it were a stream."""
 
@@ -74,9 +79,16 @@ name = "{narrow}"
 models = ["tiny"]
 bands = [1, 2, 3]
 
+[[policy.lanes]]
+name = "{scarce}"
+
 [[policy.quotas]]
 lane = "{narrow}"
 inflight_jobs_max = 1
+
+[[policy.quotas]]
+lane = "{scarce}"
+result_bytes_max = {scarce_bytes}
 """
 
 
@@ -263,6 +275,8 @@ def _write_config(folder: Path, url: str, *, rest_s: float, breaker_failures_max
             lane=LANE,
             odd_lane=ODD_LANE,
             narrow=NARROW,
+            scarce=SCARCE,
+            scarce_bytes=SCARCE_BYTES,
         )
     )
     return path

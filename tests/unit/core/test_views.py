@@ -56,8 +56,8 @@ def test_a_row_shows_use_and_limits() -> None:
     cluster.scheduler.views.rows()
     cluster.tick(2.0)
     assert cluster.scheduler.views.rows() == (
-        RowView("all", None, 1, 4.0, 0, 0, 200.0, 900, 1, 3, 0.0, None),
-        RowView("lane=beta", "beta", 0, None, 0, 0, 0.0, None, 0, None, 20.0, 600),
+        RowView("all", None, 1, 4.0, 0, 0, 200.0, 900, 1, 3, 0.0, None, 1500.0, None),
+        RowView("lane=beta", "beta", 0, None, 0, 0, 0.0, None, 0, None, 20.0, 600, 0.0, None),
     )
 
 

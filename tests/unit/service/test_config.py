@@ -82,6 +82,7 @@ def test_quota_rows_of_the_example() -> None:
         "band=1",
         "band=3",
         "model=tiny lane=main",
+        "lane=main",
     ]
 
 
@@ -142,6 +143,14 @@ def test_quota_rows_of_the_example() -> None:
         (
             SERVES + "[[policy.quotas]]\nband = 3\nqueued_jobs_max = 1\n",
             "f.toml:13: policy.quotas[0].queued_jobs_max: batch queues are bounded by streams.batc",
+        ),
+        (
+            SERVES + "[[policy.quotas]]\nband = 1\nresult_bytes_max = 1\n",
+            "f.toml:13: policy.quotas[0].result_bytes_max: results are kept by lane: the row must ",
+        ),
+        (
+            SERVES + "[[policy.quotas]]\nlane = 'acme'\nband = 1\nresult_bytes_max = 1\n",
+            "f.toml:14: policy.quotas[0].result_bytes_max: results are kept by lane: the row must ",
         ),
         (
             SERVES + "[[policy.quotas]]\nqueued_jobs_max = 1\nlendable_share = 0.5\n",

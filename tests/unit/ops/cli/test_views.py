@@ -86,17 +86,25 @@ def test_lanes(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[2] == ["acme", "0", "critical", "tiny", "3", "400", "2", "1.5", "s"]
     assert rows[3] == ["acme", "3", "batch", "tiny", "3", "-", "2", "1.5", "s"]
     assert rows[4] == ["bolt", "(paused)", "(no", "job", "yet)"]
-    assert rows[7:] == [["band=1", "2", "200", "7", "0", "0", "-"]]
+    assert rows[7:] == [["band=1", "2", "200", "7", "0", "0", "-", "-", "-"]]
 
 
 def test_one_lane(capsys: pytest.CaptureFixture[str]) -> None:
     """Only its queues and rows."""
-    rows = (RowView(row="lane=bolt", inflight_jobs=1, inflight_tokens_max=5000),)
+    row = RowView(
+        row="lane=bolt",
+        inflight_jobs=1,
+        inflight_tokens_max=5000,
+        result_bytes=3 * 1024,
+        result_bytes_max=10 * 1024**2,
+    )
+    rows = (row,)
     views = LanesView(lanes=(a_lane_view(), a_lane_view(lane="bolt", rows=rows)))
     lanes.show(encode(views), lane="bolt", as_json=False)
     told = capsys.readouterr().out
     assert "acme" not in told
-    assert _rows(told)[-1] == ["lane=bolt", "1", "-", "0", "0", "0", "5,000"]
+    assert _rows(told)[-1] [:7] == ["lane=bolt", "1", "-", "0", "0", "0", "5,000"]
+    assert _rows(told)[-1][7:] == ["3.0", "KiB", "10.0", "MiB"]
 
 
 def test_lane_that_is_none() -> None:
