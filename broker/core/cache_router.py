@@ -15,6 +15,7 @@ from broker.core.claim import Claim
 from broker.core.confinement import QUICK_USE_S, Confinement
 from broker.core.decisions import Candidate, Explanation, HeldBy
 from broker.core.events import JobSpec
+from broker.core.heat import Heat
 from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_index import PrefixIndex
@@ -53,7 +54,8 @@ class CacheAwareRouter:
         self._index = PrefixIndex(entries_max=policy.index_entries_max, ttl_s=policy.index_ttl_s)
         self._roster = Roster(policy, by_load=True)
         self._sticky = Stickiness(sticky_s=policy.sticky_s)
-        self._chooser = Chooser(policy, self._roster, self._sticky)
+        self._heat = Heat()
+        self._chooser = Chooser(policy, self._roster, self._sticky, self._heat)
         self._confinement = Confinement(policy, self._roster)
         self._unconfirmed = Unconfirmed()
         self._known: OrderedDict[str, Known] = OrderedDict()
@@ -170,6 +172,8 @@ class CacheAwareRouter:
         if self._is_come_back(known, seat, lease, at_s):
             self._confinement.guard(seat, at_s=at_s)
         self._note_sticky(known, worker, at_s)
+        for holding in known.useful[:1]:
+            self._heat.note(job.blocks[holding.depth_blocks - 1], at_s=at_s)
         start = depth_of(seat.bit, known.levels)
         self._index.hold(worker.index, job.blocks, start=start)
         overflow = self._unconfirmed.add(lease, start=start)

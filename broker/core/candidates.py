@@ -43,6 +43,7 @@ class Holding:
 
     workers: int
     hit_tokens: float
+    depth_blocks: int
     seats: tuple[Seat, ...]
     """All of them; empty when they are a crowd."""
 
@@ -60,7 +61,7 @@ def holdings(
             count = workers.bit_count()
             is_crowd = count > HOLDERS_EACH_MAX and count * count > len(pool.order)
             seats = () if is_crowd else tuple(roster.of_bits(workers))
-            found.append(Holding(workers, hit_tokens, seats))
+            found.append(Holding(workers, hit_tokens, level.depth_blocks, seats))
     return tuple(found)
 
 

@@ -20,17 +20,59 @@ from zlib import crc32
 
 from broker.core.candidates import Holding, find, holdings
 from broker.core.events import JobSpec
+from broker.core.heat import Heat
 from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_search import Level
 from broker.core.roster import Pool, Roster, Seat, may_serve, void_if_all
-from broker.core.scoring import Need, Scored, candidate, leave_cost, of_equals, score_of, tie
+from broker.core.scoring import (
+    Need,
+    Scored,
+    candidate,
+    leave_cost,
+    of_equals,
+    prefill_weight,
+    score_of,
+    tie,
+)
 from broker.core.stickiness import Key, Stickiness
 
 FOREVER = float("inf")
 
 HASHES = 1 << 32
 """Values of a job key's hash, by which the jobs of a forced share are told: no chance is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A hot prefix: what a copy of it costs is shared by those who will use it.
+
+    The job that makes the copy pays its prefill once. Each later one that goes there gains what
+    that worker is better by, once it holds the prefix, than the best that holds it now. So the cost
+    counts less by that gain times the expected uses, and at most for nothing.
+    """
+
+    workers: int
+    """Who holds it."""
+    hit_tokens: float
+    uses: float
+    """Of one more copy, in the next minute."""
+    best: float
+    """Score of the best that holds it, with what its prefills make the answer wait, less what is no
+    difference."""
+
+    def apply(self, one: Scored, policy: RoutingPolicy) -> None:
+        """Correct the score of a worker that lacks the prefix."""
+        if one.seat.bit & self.workers:
+            return
+        lacks_tokens = self.hit_tokens - one.hit_tokens
+        if lacks_tokens <= 0:
+            return
+        weight = prefill_weight(policy, one.seat)
+        cost_s = weight * lacks_tokens / one.seat.prefill_tokens_s
+        gain_s = self.best - (one.score - cost_s)
+        if gain_s > 0:
+            one.score -= min(cost_s, self.uses * gain_s)
 
 
 @dataclass(slots=True)
@@ -57,6 +99,8 @@ class Known:
     improved_count: int = 0
     until_s: float = 0.0
     """When a wait for a worker is given up."""
+    spread: "Spread | None" = None
+    """Set where its prefix is hot."""
     previous: str = ""
     """Who served the session or prefix last, and by which key that is known."""
     sticky_key: Key | None = None
@@ -78,9 +122,12 @@ class Known:
 class Chooser:
     """Chooses for one job at a time."""
 
-    def __init__(self, policy: RoutingPolicy, roster: Roster, sticky: Stickiness) -> None:
+    def __init__(
+        self, policy: RoutingPolicy, roster: Roster, sticky: Stickiness, heat: Heat
+    ) -> None:
         self._roster = roster
         self._sticky = sticky
+        self._heat = heat
         self.scored_count = 0
         self.reconfigure(policy)
 
@@ -169,6 +216,8 @@ class Chooser:
         if not seat.is_serving or seat is known.seat:
             return False
         one = self._scored(seat, known.need, _hit_tokens(known, seat), at_s)
+        if known.spread is not None:
+            known.spread.apply(one, self._policy)
         if known.seat is None or (one.fits and known.is_held):
             return one.fits
         return one.score < known.score
@@ -234,9 +283,34 @@ class Chooser:
         seat = self._roster.seat(also)
         if seat is not None and all(one.seat is not seat for one in scored):
             scored.append(self._scored(seat, need, _hit_tokens(known, seat), at_s))
-        if known.previous:
+        known.spread = self._hot(scored, known, at_s)
+        if known.spread is not None:
+            for one in scored:
+                known.spread.apply(one, self._policy)
+        elif known.previous:
             self._stick(scored, known, pool, excluded, at_s)
         return scored
+
+    def _hot(self, scored: list[Scored], known: Known, at_s: float) -> Spread | None:
+        """Say by how much it pays to make a further copy of the job's prefix, if it is hot."""
+        uses_min = self._policy.hot_uses_min
+        if not uses_min or self._policy.policy != "first_token" or not known.useful:
+            return None
+        holding = known.useful[0]
+        key = known.job.blocks[holding.depth_blocks - 1]
+        uses = self._heat.uses(key, at_s=at_s) / (1 + holding.workers.bit_count())
+        if uses < uses_min:
+            return None
+        held = [one for one in scored if one.seat.bit & holding.workers]
+        if not held:
+            return None
+        gap_s = min([_token_gap_s(one.seat) for one in held])
+        quickest_s = min([_token_gap_s(one.seat) for one in scored])
+        if gap_s <= self._policy.hot_slowdown_max * quickest_s:
+            return None
+        output_s = self._policy.decode_weight * known.need.output_tokens
+        best = min([one.score + output_s * _stalls_s(one.seat) for one in held])
+        return Spread(holding.workers, holding.hit_tokens, uses, best - self._tie)
 
     def _scored(self, seat: Seat, need: Need, hit_tokens: float, at_s: float) -> Scored:
         one = candidate(seat, need, hit_tokens=hit_tokens, at_s=at_s)
@@ -340,6 +414,16 @@ def _answer(
 def _hit_tokens(known: Known, seat: Seat) -> float:
     """Return how much of the job's prompt a worker holds, where that is enough to matter."""
     return next((one.hit_tokens for one in known.useful if one.workers & seat.bit), 0.0)
+
+
+def _stalls_s(seat: Seat) -> float:
+    """Return by how much tokens come slower at a worker than by its decode steps alone."""
+    return _token_gap_s(seat) - seat.step_s
+
+
+def _token_gap_s(seat: Seat) -> float:
+    """Return the seconds between two tokens at a worker, as seen of late, or of a step alone."""
+    return max(seat.step_s, seat.worker.token_gap.gap_s if seat.worker.leases else 0.0)
 
 
 def is_rare(level: Level, pool: Pool) -> bool:

@@ -18,6 +18,9 @@ STEP_S_MAX = 10.0
 """Longest step believed: a model that pages from disk takes seconds; a rate that is garbage must
 not shun a worker for hours."""
 
+GAP_SECONDS_MIN = 0.1
+"""Less decoding than this, older reports counting half each, says nothing of the gap."""
+
 
 @dataclass(slots=True)
 class DecodeRate:
@@ -53,3 +56,29 @@ class DecodeRate:
         slope_s = self.slope_s
         # Never under half the mean: a line drawn far beyond what was seen says little.
         return max(0.5 * self.step_mean_s, self.step_mean_s + slope_s * (kv_tokens - self.kv_mean))
+
+
+@dataclass(slots=True)
+class TokenGap:
+    """Seconds between two tokens of an answer at a worker, as its lists of jobs tell.
+
+    Whatever the engine does meanwhile counts, other jobs' prefill above all.
+    """
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def note(self, *, tokens: int, seconds: float) -> None:
+        """Take by how much one answer grew, and in which time."""
+        self.tokens += tokens
+        self.seconds += seconds
+
+    def turn(self) -> None:
+        """Let what was seen before a report count half."""
+        self.tokens *= 0.5
+        self.seconds *= 0.5
+
+    @property
+    def gap_s(self) -> float:
+        """Return the mean gap of late; 0 when hardly anything was seen."""
+        return self.seconds / self.tokens if self.seconds >= GAP_SECONDS_MIN else 0.0

@@ -106,6 +106,12 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     leave_weight: NotNegative = 0.3
     hit_ratio_min: Share = 0.30
     """weighted: a smaller cached share of the prompt is ignored."""
+    hot_uses_min: NotNegative = 4.0
+    """first_token: a prefix is hot once so many uses a minute are expected of one more copy; then
+    what the copy costs is shared among them. 0: whoever makes it pays all."""
+    hot_slowdown_max: Annotated[float, Meta(ge=1)] = 1.5
+    """Such a copy is made once tokens come so many times slower from all that hold the prefix than
+    from another worker."""
     replicas_max: Limit = 0
     """Holders of a prefix among whom its jobs are shared before it spreads further, unless all are
     over `wait_s_over_best_max`. 0: it spreads wherever that is quicker."""

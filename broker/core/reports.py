@@ -128,6 +128,7 @@ class Reports:
             mind.out.append(Resync(worker.id))
 
     def _compare(self, worker: Worker, beat: Heartbeat) -> None:
+        worker.token_gap.turn()
         listed: set[str] = set()
         for entry in beat.inflight:
             listed.add(entry.key)
@@ -192,6 +193,9 @@ class Reports:
             lease.progressed_at_s = mind.at_s
             mind.changed(worker, opened=True)
         if entry.output_tokens > lease.output_tokens:
+            grown = entry.output_tokens - max(1, lease.output_tokens)
+            if grown > 0:
+                worker.token_gap.note(tokens=grown, seconds=mind.at_s - lease.progressed_at_s)
             lease.output_tokens = entry.output_tokens
             lease.progressed_at_s = mind.at_s
             mind.corrects(lease)

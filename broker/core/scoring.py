@@ -92,12 +92,17 @@ def candidate(seat: Seat, need: Need, *, hit_tokens: float, at_s: float) -> Scor
 def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
     """Predict seconds, the job's own and (in part) those it costs others."""
     seat = scored.seat
-    weight = 1 + policy.bias + policy.interference_weight * len(seat.worker.leases)
+    weight = prefill_weight(policy, seat)
     load_ratio = COLD_LOAD_RATIO if scored.is_cold else 1.0
     scored.decode_s = load_ratio * seat.decode_cost_s(
         policy, need.kv_tokens - scored.hit_tokens, need.output_tokens
     )
     return load_ratio * scored.wait_s + scored.decode_s + weight * scored.prefill_s
+
+
+def prefill_weight(policy: RoutingPolicy, seat: Seat) -> float:
+    """Return what a second of prefill at a worker counts."""
+    return 1 + policy.bias + policy.interference_weight * len(seat.worker.leases)
 
 
 def weighted(policy: RoutingPolicy, need: Need, scored: Scored) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from broker.core.breaker import Breaker, BreakerState
-from broker.core.decode_rate import DecodeRate
+from broker.core.decode_rate import DecodeRate, TokenGap
 from broker.core.events import JobSpec
 from broker.wire.messages import Attempt, Failure
 
@@ -112,6 +112,7 @@ class Worker:
     """KV cache that its engine uses beyond what its jobs add to it, by its last report: the cached
     prefixes that they hold."""
     decode_rate: DecodeRate = field(default_factory=DecodeRate)
+    token_gap: TokenGap = field(default_factory=TokenGap)
     sequence: int = -1
     """Of its last report: earlier ones that come late say nothing."""
     drain_wanted: bool = False

@@ -103,7 +103,7 @@ def test_one_lane(capsys: pytest.CaptureFixture[str]) -> None:
     lanes.show(encode(views), lane="bolt", as_json=False)
     told = capsys.readouterr().out
     assert "acme" not in told
-    assert _rows(told)[-1] [:7] == ["lane=bolt", "1", "-", "0", "0", "0", "5,000"]
+    assert _rows(told)[-1][:7] == ["lane=bolt", "1", "-", "0", "0", "0", "5,000"]
     assert _rows(told)[-1][7:] == ["3.0", "KiB", "10.0", "MiB"]
 
 
