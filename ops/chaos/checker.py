@@ -154,32 +154,64 @@ def _doubled(history: Iterable[HistoryEvent], remains: Remains) -> list[str]:
 # ---- reruns ----
 
 
-def _reruns(history: Iterable[HistoryEvent], strikes: Sequence[Strike]) -> list[Rerun]:
-    runs: dict[str, list[RunBegan]] = defaultdict(list)
-    hows: dict[tuple[str, int, int], str] = {}
-    for event in history:
-        match event:
-            case RunBegan():
-                runs[event.job].append(event)
-            case RunEnded():
-                hows[event.worker, event.life, event.run] = event.how
-            case _:
-                pass
+@dataclass(frozen=True, slots=True)
+class _Leased:
+    """A run, and since when its worker had the job."""
+
+    run: RunBegan
+    since_s: float
+    how: str
+    """It ended; empty: it died with its process."""
+
+
+def _reruns(history: Sequence[HistoryEvent], strikes: Sequence[Strike]) -> list[Rerun]:
+    """Pair each run of a job with the next, by when their workers took it.
+
+    A worker that was stopped may begin its run after the one that took its place.
+    """
     return [
-        _judged(earlier, later, hows.get((earlier.worker, earlier.life, earlier.run), ""), strikes)
-        for begun in runs.values()
-        for earlier, later in pairwise(begun)
+        Rerun(
+            first.run.job,
+            first.run.worker,
+            first.run.at_s,
+            second.run.at_s,
+            _because(first, second, strikes),
+        )
+        for runs in _leased_runs(history).values()
+        for first, second in pairwise(sorted(runs, key=lambda leased: leased.since_s))
     ]
 
 
-def _judged(earlier: RunBegan, later: RunBegan, how: str, strikes: Sequence[Strike]) -> Rerun:
-    because = FAILED if how == FAILED else ""
+def _leased_runs(history: Sequence[HistoryEvent]) -> dict[str, list[_Leased]]:
+    runs: dict[str, list[_Leased]] = defaultdict(list)
+    taken: dict[tuple[str, str, int], float] = {}
+    hows = {
+        (event.worker, event.life, event.run): event.how
+        for event in history
+        if isinstance(event, RunEnded)
+    }
+    for event in history:
+        match event:
+            case Taken(job=job, worker=worker, life=life):
+                taken[job, worker, life] = event.at_s
+            case RunBegan(job=job, worker=worker, life=life):
+                since_s = taken.get((job, worker, life), event.at_s)
+                how = hows.get((worker, life, event.run), "")
+                runs[job].append(_Leased(event, since_s, how))
+            case _:
+                pass
+    return runs
+
+
+def _because(first: _Leased, second: _Leased, strikes: Sequence[Strike]) -> str:
+    """Name what allows a second lease: the first one's worker was hit while it had the job."""
+    because = FAILED if first.how == FAILED else ""
     for strike in strikes:
-        hits = strike.member == earlier.worker and strike.kind in RERUNS_ALLOWED
-        # The worker had the job when it was hit; that it runs again may come much later.
-        if hits and earlier.at_s <= strike.over_at_s and strike.at_s <= later.at_s:
+        hits = strike.member == first.run.worker and strike.kind in RERUNS_ALLOWED
+        # That it is leased again may come much later.
+        if hits and first.since_s <= strike.over_at_s and strike.at_s <= second.since_s:
             because = strike.kind.value
-    return Rerun(earlier.job, earlier.worker, earlier.at_s, later.at_s, because)
+    return because
 
 
 # ---- quotas ----

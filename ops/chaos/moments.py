@@ -160,7 +160,8 @@ def _held_by(before: Iterable[HistoryEvent], worker: str) -> set[str]:
         match event:
             case Taken(job=job, worker=taker) if job not in recorded:
                 (held.add if taker == worker else held.discard)(job)
-            case Recorded(job=job):
+            case Recorded(job=job) | Acked(job=job):
+                # Who died between its record and its word of it leaves the ack to another.
                 recorded.add(job)
                 held.discard(job)
             case _:
@@ -172,7 +173,7 @@ def _until_all_go_on(after: Iterable[HistoryEvent], held: set[str], from_s: floa
     waiting = set(held)
     for event in after:
         match event:
-            case Taken(job=job) | Recorded(job=job) if job in waiting:
+            case Taken(job=job) | Recorded(job=job) | Acked(job=job) if job in waiting:
                 waiting.discard(job)
                 if not waiting:
                     return event.at_s - from_s

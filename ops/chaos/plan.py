@@ -134,6 +134,14 @@ STANDS_THERE = frozenset(
 """Here a process stands still at a place until the fault has come: the one that is hit, or of those
 that the server serves any."""
 
+DOWN_S = (0.0, 1.0)
+"""How long a process that was ended is down before it starts again, as by a supervisor; ..."""
+
+AWAY_S = (6.0, 8.0)
+"""... or for longer than others wait for it: a leader's key and a worker's lease run out."""
+
+AWAY_SHARE = 0.3
+
 AIMED_SHARE = 0.75
 """Of these, so many come at a place; the others come whenever they come."""
 
@@ -198,7 +206,7 @@ def _fault(rng: random.Random, number: int, kind: Kind, aims: Mapping[str, _Aims
         part=part,
         step=step,
         place=place,
-        down_s=round(rng.uniform(0.0, 1.0), 2),
+        down_s=round(rng.uniform(*(AWAY_S if rng.random() < AWAY_SHARE else DOWN_S)), 2),
     )
 
 

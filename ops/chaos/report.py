@@ -1,11 +1,11 @@
 """The report of a chaos run: figures for scripts, sentences for people."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ops.chaos.checker import Rerun, Verdict
+from ops.chaos.checker import Rerun, Strike, Verdict
 from ops.chaos.history import HistoryEvent
 from ops.chaos.moments import recoveries_s, steps_hit
 
@@ -21,7 +21,6 @@ def report(
 ) -> dict[str, object]:
     """Put the figures together. Times in seconds."""
     recoveries = recoveries_s(events, outcome.strikes)
-    ordered = sorted(recoveries.values())
     return {
         "jobs": verdict.jobs,
         "lost": len(verdict.lost),
@@ -31,13 +30,11 @@ def report(
         "quota_overshoots": len(verdict.overshoots),
         "faults": dict(sorted(Counter(one.kind.value for one in outcome.strikes).items())),
         "steps": dict(steps_hit(events, outcome.strikes)),
-        "recovery_s": {
-            "p50": round(ordered[len(ordered) // 2], 3) if ordered else 0.0,
-            "max": round(ordered[-1], 3) if ordered else 0.0,
-        },
+        "recovery_s": _spread(recoveries.values()),
         "reruns_unexplained": len(verdict.unexplained),
         "out_of_fence": len(verdict.out_of_fence),
         "rerun_reasons": dict(sorted(Counter(one.because for one in verdict.reruns).items())),
+        "recovery_s_by_kind": _by_kind(outcome.strikes, recoveries),
         "inflight_at_fault_min": min(outcome.inflight, default=0),
         "not_calm": outcome.not_calm,
         "interrupted": outcome.interrupted,
@@ -64,6 +61,23 @@ def report(
             "out_of_fence": verdict.out_of_fence[:SHOWN_MAX],
         },
     }
+
+
+def _spread(seconds: Iterable[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    if not ordered:
+        return {"p50": 0.0, "max": 0.0}
+    return {"p50": round(ordered[len(ordered) // 2], 3), "max": round(ordered[-1], 3)}
+
+
+def _by_kind(
+    strikes: Iterable[Strike], recoveries: Mapping[int, float]
+) -> dict[str, dict[str, float]]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for strike in strikes:
+        if strike.number in recoveries:
+            found[strike.kind.value].append(recoveries[strike.number])
+    return {kind: _spread(seconds) for kind, seconds in sorted(found.items())}
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -17,7 +17,7 @@ from broker.wire.ids import BANDS, job_key
 from broker.wire.messages import Job
 from ops.chaos import faults, history
 from ops.chaos.checker import Remains, Strike, Verdict, check
-from ops.chaos.plan import Fault, plan
+from ops.chaos.plan import Fault, Kind, plan
 from ops.chaos.plants import Plant
 from ops.chaos.producer import batches
 from ops.chaos.setting import OFFLINE_LANE, ONLINE_LANE, ROWS
@@ -35,8 +35,8 @@ BUSY_S_MAX = 60.0
 CALM_S_MAX = 60.0
 """Longest wait after a fault until all workers take jobs again and a job has ended."""
 
-QUIET_S_MAX = 120.0
-"""Longest wait at the end until all jobs have ended and left their streams. A message whose keeper
+PATIENCE_S = 75.0
+"""At the end, jobs that are left are stuck when none has ended for so long: a message whose keeper
 died comes again after `ack_wait_s`, 60 s."""
 
 LOOK_S = 0.5
@@ -57,7 +57,9 @@ class Options:
     seed: int = 1
     jobs: int = 20_000
     """Least number; the load goes on for as long as there are faults."""
+    patience_s: float = PATIENCE_S
     plant: Plant | None = None
+    kinds: tuple[Kind, ...] = tuple(Kind)
 
 
 @dataclass(slots=True)
@@ -104,7 +106,7 @@ async def run(options: Options, *, show: Show) -> Outcome:
         try:
             await _strike_all(stage, options, outcome, progress, show)
             progress.stage = "ending"
-            await _until_quiet(stage, progress, show)
+            await _until_quiet(stage, options.patience_s, progress, show)
         except asyncio.CancelledError:
             outcome.interrupted = True
             _uncancel()
@@ -121,7 +123,7 @@ def _uncancel() -> None:
 async def _strike_all(
     stage: Stage, options: Options, outcome: Outcome, progress: Progress, show: Show
 ) -> None:
-    for fault in plan(options.seed, options.faults):
+    for fault in plan(options.seed, options.faults, kinds=options.kinds):
         progress.stage = f"before {fault.kind}"
         show(progress)
         await stage.heard.until(
@@ -160,15 +162,17 @@ async def _calm(stage: Stage, struck: Strike) -> bool:
     )
 
 
-async def _until_quiet(stage: Stage, progress: Progress, show: Show) -> None:
+async def _until_quiet(stage: Stage, patience_s: float, progress: Progress, show: Show) -> None:
     """Stop the load, wait for producers to end and for streams to be empty."""
     stage.stop_load()
-    gives_up_at_s = time.monotonic() + QUIET_S_MAX
-    while time.monotonic() < gives_up_at_s:
+    seen, seen_at_s = (0, 0), time.monotonic()
+    while time.monotonic() < seen_at_s + patience_s:
         _shown(stage, progress, show)
-        producing = any(stage.member(name).running for name in stage.producers)
-        if not producing and not await _queued(stage.bus):
+        queued = await _queued(stage.bus)
+        if not queued and not any(stage.member(name).running for name in stage.producers):
             return
+        if (len(queued), stage.heard.ends) != seen:
+            seen, seen_at_s = (len(queued), stage.heard.ends), time.monotonic()
         await asyncio.sleep(LOOK_S)
 
 

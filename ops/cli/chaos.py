@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from ops.cli.errors import CommandError, ExitCode, Misused
 
 if TYPE_CHECKING:
+    from ops.chaos.plan import Kind
     from ops.chaos.run import Options, Outcome, Progress
 
 app = cyclopts.App(name="chaos", help="Break a cluster under load on purpose; is anything lost?")
@@ -25,18 +26,25 @@ LINE_S = 5.0
 
 
 @app.default
-def chaos(
+def chaos(  # noqa: PLR0913 - one parameter is one flag.
     *,
     faults: Annotated[int, Parameter(help="Faults, one after another.")] = 200,
     seed: Annotated[int, Parameter(help="Makes the plan; the same seed, the same plan.")] = 1,
     jobs: Annotated[int, Parameter(help="Least number of jobs.")] = 20_000,
     brokers: Annotated[int, Parameter(help="One leads, the others stand by.")] = 2,
     workers: Annotated[int, Parameter(help="Each with a modelled engine.")] = 4,
+    kind: Annotated[
+        list[str] | None,
+        Parameter(help="Only faults of this kind; repeat for more. Default: all.", negative=""),
+    ] = None,
     report: Annotated[Path | None, Parameter(help="Write the figures to this JSON file.")] = None,
     plant: Annotated[
         PlantChoice | None,
         Parameter(help="Break the product itself in this way: the checker must find it."),
     ] = None,
+    patience_s: Annotated[
+        float, Parameter(help="At the end: what has not ended is stuck when nothing ends so long.")
+    ] = 75.0,
     folder: Annotated[
         Path | None, Parameter(help="Keep histories and logs here; else in a temporary folder.")
     ] = None,
@@ -67,8 +75,20 @@ def chaos(
         seed=seed,
         jobs=jobs,
         plant=None if plant is None else Plant(plant),
+        kinds=_kinds(kind),
+        patience_s=patience_s,
     )
     return _tell(options, _run(options), report)
+
+
+def _kinds(names: list[str] | None) -> "tuple[Kind, ...]":
+    from ops.chaos.plan import Kind
+
+    unknown = sorted(set(names or ()) - set(Kind))
+    if unknown:
+        message = f"no fault is called {unknown[0]!r}; there are: {', '.join(Kind)}"
+        raise Misused(message)
+    return tuple(map(Kind, names)) if names else tuple(Kind)
 
 
 def _run(options: "Options") -> "Outcome":

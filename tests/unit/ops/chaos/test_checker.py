@@ -161,6 +161,16 @@ def test_a_rerun_is_not_explained_by_a_fault_that_came_after_it() -> None:
     assert len(verdict.unexplained) == 1
 
 
+def test_a_stopped_worker_may_begin_its_run_after_the_one_that_took_its_place() -> None:
+    """It had the job first: that it was silent is why another has it."""
+    orders = [an_order(4.0), an_order(15.0, worker="worker-2")]
+    runs = [*a_run(15.1, 16.0, worker="worker-2"), *a_run(15.2, 15.3, run=5, how="aborted")]
+    silent = a_strike(Kind.SILENCE_WORKER, 4.1, for_s=11.0)
+    assert judged(orders, runs, strikes=[silent]).is_clean
+    late = a_strike(Kind.SILENCE_WORKER, 15.05, for_s=0.1)
+    assert len(judged(orders, runs, strikes=[late]).unexplained) == 1
+
+
 def test_a_rerun_after_its_engine_failed_is_allowed() -> None:
     """The engine said so itself."""
     verdict = judged(a_rerun(first_ends_s=6.0, how=FAILED))

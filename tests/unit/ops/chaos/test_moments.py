@@ -3,11 +3,12 @@
 import pytest
 
 from broker.wire.messages import Attempt
-from ops.chaos.history import HistoryEvent, Ordered, RunEnded, ordered
+from ops.chaos.history import Acked, HistoryEvent, Ordered, RunEnded, ordered
 from ops.chaos.moments import STEPS, recoveries_s, steps_hit
 from ops.chaos.plan import Kind
 from tests.chaos_histories import (
     BROKER,
+    JOB,
     PRODUCER,
     WORKER,
     a_life,
@@ -89,6 +90,13 @@ def test_a_worker_has_recovered_when_its_last_job_goes_on() -> None:
         a_record(7.5, job="online.b"),
     ]
     assert recoveries_s(events, [a_strike(Kind.KILL_WORKER, 3.0)]) == {0: 4.5}
+
+
+def test_a_job_whose_record_nobody_tells_of_has_ended_with_its_ack() -> None:
+    """Its writer died in the moment in which the record was stored."""
+    events: list[HistoryEvent] = [an_order(1.0), Acked(at_s=4.0, job=JOB, by="worker-2")]
+    assert recoveries_s(events, [a_strike(Kind.KILL_WORKER, 3.0)]) == {0: 1.0}
+    assert recoveries_s(events, [a_strike(Kind.KILL_WORKER, 5.0)]) == {0: 0.0}
 
 
 def test_a_worker_without_jobs_recovers_at_once() -> None:

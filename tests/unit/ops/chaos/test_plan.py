@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 
 from ops.chaos.faults import DEEDS
 from ops.chaos.moments import STEPS
-from ops.chaos.plan import DIES_THERE, DURATION_S, PLACES, STANDS_THERE, Kind, plan
+from ops.chaos.plan import (
+    AWAY_S,
+    DIES_THERE,
+    DOWN_S,
+    DURATION_S,
+    PLACES,
+    STANDS_THERE,
+    Kind,
+    plan,
+)
 from ops.chaos.spy import CALLS, Place
 
 SEEDS = st.integers(min_value=0, max_value=2**32)
@@ -43,6 +52,7 @@ def test_faults_stay_within_their_bounds(seed: int) -> None:
         low_s, high_s = DURATION_S.get(fault.kind, (0.0, 0.0))
         assert low_s <= fault.for_s <= high_s
         assert 0 <= fault.pick < 1
+        assert any(low_s <= fault.down_s <= high_s for low_s, high_s in (DOWN_S, AWAY_S))
         may_aim = fault.kind in DIES_THERE | STANDS_THERE
         assert not fault.part or (may_aim and fault.place in PLACES[fault.part][fault.step])
         assert bool(fault.part) == bool(fault.place) == bool(fault.step)
@@ -64,6 +74,13 @@ def test_every_place_is_one_that_the_spy_looks_at() -> None:
                 assert Place.read(place.order()) == place
                 assert place.operation in CALLS | {"hear", "deliver"}
                 assert place.when in ("before", "after")
+
+
+def test_a_long_plan_has_processes_back_at_once_and_away_for_long() -> None:
+    """Both the quick restart and the takeover are seen."""
+    downs = [fault.down_s for fault in plan(1, 200) if fault.kind is Kind.KILL_WORKER]
+    assert min(downs) <= DOWN_S[1]
+    assert max(downs) >= AWAY_S[0]
 
 
 def test_a_long_plan_aims_at_each_step() -> None:
