@@ -19,7 +19,7 @@ from ops.chaos.history import (
     RunEnded,
     Taken,
 )
-from ops.chaos.plan import RERUNS_ALLOWED, Kind
+from ops.chaos.plan import LEASES_DOUBTED, RERUNS_ALLOWED, Kind
 from ops.chaos.setting import Row
 
 FAILED = "failed"
@@ -222,8 +222,9 @@ def _overshoots(
 ) -> list[Overshoot]:
     """Find the worst overshoot of each row.
 
-    A job counts from its start in the engine to its end there, or to the first fault that hits its
-    worker: from then on the broker may know better. So it never counts for longer than its lease.
+    A job counts from its start in the engine to its end there, or to the first fault that puts its
+    lease in doubt: from then on the broker may know better. So it never counts for longer than its
+    lease.
     """
     found: list[Overshoot] = []
     spans = _spans(history, strikes)
@@ -249,9 +250,10 @@ def _spans(
 ) -> list[tuple[str, float, float]]:
     """Tell of each run its lane, when it began and until when it surely counts."""
     last_at_s = history[-1].at_s if history else 0.0
-    hits: dict[str, list[float]] = defaultdict(list)
-    for strike in sorted(strikes, key=lambda one: one.at_s):
-        hits[strike.member].append(strike.at_s)
+    doubts: dict[str, list[Strike]] = defaultdict(list)
+    for strike in strikes:
+        if strike.kind in LEASES_DOUBTED:
+            doubts[strike.member].append(strike)
     ends = {
         (event.worker, event.life, event.run): event.at_s
         for event in history
@@ -261,8 +263,12 @@ def _spans(
     for event in history:
         if isinstance(event, RunBegan):
             end_s = ends.get((event.worker, event.life, event.run), last_at_s)
-            struck_s = [at_s for at_s in hits[event.worker] if at_s >= event.at_s]
-            spans.append((event.job.partition(".")[0], event.at_s, min([end_s, *struck_s[:1]])))
+            doubted_s = [
+                max(event.at_s, strike.at_s)
+                for strike in doubts[event.worker]
+                if strike.over_at_s >= event.at_s
+            ]
+            spans.append((event.job.partition(".")[0], event.at_s, min([end_s, *doubted_s])))
     return spans
 
 

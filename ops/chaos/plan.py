@@ -87,6 +87,19 @@ RERUNS_ALLOWED = frozenset(
 )
 """A job of the worker that is hit may run again; after all other faults none may."""
 
+LEASES_DOUBTED = frozenset(
+    {
+        Kind.KILL_WORKER,
+        Kind.TERM_WORKER,
+        Kind.PAUSE_WORKER,
+        Kind.SILENCE_WORKER,
+        Kind.REPLACE_WORKER,
+        Kind.CUT_WORKER,
+        Kind.PART_WORKER,
+    }
+)
+"""While such a fault lasts, what runs in its worker's engine may be leased to it no more."""
+
 WORKER_PLACES = {
     "dispatch": ("publish:before:_INBOX", "publish:after:_INBOX"),
     "run": ("last_message:before:RESULTS", "last_message:after:RESULTS"),

@@ -215,6 +215,23 @@ def test_a_job_counts_until_its_worker_is_hit() -> None:
     assert not judged(dead, runs_at_once(2), rows=TWO).is_clean
 
 
+def test_a_job_that_began_while_its_lease_was_in_doubt_does_not_count() -> None:
+    """Seed 5: a worker that is being replaced goes on while its jobs are given to others."""
+    old = a_run(3.5, 9.5, job="online.old", worker="worker-2")
+    struck = a_strike(Kind.REPLACE_WORKER, 3.0, member="worker-2", for_s=2.0)
+    assert judged(old, runs_at_once(2), strikes=[struck], rows=TWO).is_clean
+    before = a_strike(Kind.REPLACE_WORKER, 1.0, member="worker-2", for_s=2.0)
+    assert not judged(old, runs_at_once(2), strikes=[before], rows=TWO).is_clean
+
+
+@pytest.mark.parametrize("kind", [Kind.SLOW_ENGINE, Kind.HANG_ENGINE, Kind.DELAY_WORKER])
+def test_a_fault_that_takes_no_lease_lets_the_job_count(kind: Kind) -> None:
+    """The broker knows of all that runs there."""
+    hit = a_run(3.0, 9.0, job="online.hit", worker="worker-2")
+    struck = a_strike(kind, 3.5, member="worker-2")
+    assert not judged(hit, runs_at_once(2), strikes=[struck], rows=TWO).is_clean
+
+
 # ---- the fence ----
 
 
