@@ -4,19 +4,21 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from broker.bus.base import BusError, StreamSpec
 from broker.service.config import load
 from broker.service.queues import topology_of
 from broker.wire import subjects
+from ops.chaos import nodes
 from ops.chaos.checker import Strike
 from ops.chaos.engine import Mode
 from ops.chaos.history import Died, read_one
 from ops.chaos.plan import DIES_THERE, Fault, Kind
-from ops.chaos.setting import CHAT_BANDS, MODEL, OFFLINE_LANE, ONLINE_LANE
+from ops.chaos.setting import CHAT_BANDS, LEADER_TTL_S, MODEL, OFFLINE_LANE, ONLINE_LANE
 from ops.chaos.spy import Place
 from ops.chaos.stage import Stage
 
@@ -38,6 +40,9 @@ FULL_BYTES = 1024
 """Bound of a stream that is to be full: below what it holds."""
 
 GARBAGE_BYTES_MAX = 2000
+
+
+_Choice = TypeVar("_Choice")
 
 
 async def strike(stage: Stage, fault: Fault) -> Strike:
@@ -78,8 +83,8 @@ def _told(fault: Fault, member: str, at_s: float, *, step: str = "") -> Strike:
     return Strike(fault.number, fault.kind, member, at_s, time.time(), step)
 
 
-def _picked(fault: Fault, names: list[str]) -> str:
-    return names[min(len(names) - 1, int(fault.pick * len(names)))]
+def _picked(fault: Fault, choices: Sequence[_Choice]) -> _Choice:
+    return choices[min(len(choices) - 1, int(fault.pick * len(choices)))]
 
 
 async def _victim(stage: Stage, fault: Fault, part: str = "") -> str:
@@ -142,8 +147,10 @@ async def _term(stage: Stage, fault: Fault) -> Strike:
 async def _pause(stage: Stage, fault: Fault) -> Strike:
     name, at_s = await _victim(stage, fault), time.time()
     stage.member(name).signal(signal.SIGSTOP)
+    # Plans are made for a single server's leader key.
+    longer_s = stage.setting.leader_ttl_s - LEADER_TTL_S[1]
     try:
-        await asyncio.sleep(fault.for_s)
+        await asyncio.sleep(fault.for_s + longer_s * (fault.kind is Kind.ZOMBIE_LEADER))
     finally:
         stage.resume(name)
     return _told(fault, name, at_s)
@@ -159,20 +166,25 @@ async def _replace(stage: Stage, fault: Fault) -> Strike:
 
 
 async def _kill_nats(stage: Stage, fault: Fault) -> Strike:
-    server, at_s = stage.cluster.server, time.time()
-    await asyncio.to_thread(server.stop if fault.kind is Kind.TERM_NATS else server.kill)
+    """End one server, or all that there are, and start them again."""
+    at_s = time.time()
+    struck = stage.servers if fault.kind is Kind.LOSE_NATS else [_picked(fault, stage.servers)]
+    async with asyncio.TaskGroup() as group:
+        for server in struck:
+            end = server.stop if fault.kind is Kind.TERM_NATS else server.kill
+            group.create_task(asyncio.to_thread(end))
     await asyncio.sleep(fault.for_s)
-    await asyncio.to_thread(server.start)
+    await nodes.start(struck, stage.cluster.mark)
     return _told(fault, "", at_s)
 
 
 async def _pause_nats(stage: Stage, fault: Fault) -> Strike:
-    at_s = time.time()
-    stage.cluster.server.pause()
+    at_s, server = time.time(), _picked(fault, stage.servers)
+    server.pause()
     try:
         await asyncio.sleep(fault.for_s)
     finally:
-        stage.cluster.server.resume()
+        server.resume()
     return _told(fault, "", at_s)
 
 
@@ -193,11 +205,11 @@ async def _cut(stage: Stage, fault: Fault) -> Strike:
 async def _delay(stage: Stage, fault: Fault) -> Strike:
     name, at_s = await _victim(stage, fault), time.time()
     link = stage.links[name]
-    link.delay_s = DELAY_S
+    link.delay(DELAY_S)
     try:
         await asyncio.sleep(fault.for_s)
     finally:
-        link.delay_s = 0.0
+        link.delay(0.0)
     return _told(fault, name, at_s)
 
 

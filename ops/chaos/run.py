@@ -39,6 +39,9 @@ PATIENCE_S = 75.0
 """At the end, jobs that are left are stuck when none has ended for so long: a message whose keeper
 died comes again after `ack_wait_s`, 60 s."""
 
+READ_S_MAX = 30.0
+"""Longest wait until what remains can be read: three servers may have to elect leaders first."""
+
 LOOK_S = 0.5
 
 LANES = (ONLINE_LANE, OFFLINE_LANE)
@@ -53,6 +56,7 @@ class Options:
     folder: Path
     brokers: int = 2
     workers: int = 4
+    nats_nodes: int = 1
     faults: int = 200
     seed: int = 1
     jobs: int = 20_000
@@ -98,7 +102,11 @@ async def run(options: Options, *, show: Show) -> Outcome:
     progress = Progress(options.faults)
     outcome = Outcome()
     stage = Stage(
-        options.folder, brokers=options.brokers, workers=options.workers, plant=options.plant
+        options.folder,
+        brokers=options.brokers,
+        workers=options.workers,
+        nats_nodes=options.nats_nodes,
+        plant=options.plant,
     )
     show(progress)
     async with stage:
@@ -110,6 +118,7 @@ async def run(options: Options, *, show: Show) -> Outcome:
         except asyncio.CancelledError:
             outcome.interrupted = True
             _uncancel()
+            await stage.restore_servers()
         outcome.remains = await _remains(stage, options)
     return outcome
 
@@ -168,7 +177,11 @@ async def _until_quiet(stage: Stage, patience_s: float, progress: Progress, show
     seen, seen_at_s = (0, 0), time.monotonic()
     while time.monotonic() < seen_at_s + patience_s:
         _shown(stage, progress, show)
-        queued = await _queued(stage.bus)
+        try:
+            queued = await _queued(stage.bus)
+        except BusError as error:  # An election: look again.
+            _log.warning("streams can't be read now", error=str(error))
+            queued = frozenset[str]({"?"})
         if not queued and not any(stage.member(name).running for name in stage.producers):
             return
         if (len(queued), stage.heard.ends) != seen:
@@ -190,18 +203,28 @@ async def _queued(bus: Bus) -> frozenset[str]:
 
 
 async def _remains(stage: Stage, options: Options) -> Remains:
+    """Read what stands, trying until the server answers. Raises BusError."""
+    gives_up_at_s = time.monotonic() + READ_S_MAX
+    while True:
+        try:
+            recorded, queued = await _recorded(stage.bus), await _queued(stage.bus)
+        except BusError:
+            if time.monotonic() > gives_up_at_s:
+                raise
+            await asyncio.sleep(LOOK_S)
+        else:
+            lost, doubled = lines(batches(options.folder), queued)
+            return Remains(recorded, queued, lost, doubled)
+
+
+async def _recorded(bus: Bus) -> dict[str, int]:
+    """Count terminal records by job."""
     recorded: Counter[str] = Counter()
-    try:
-        for lane in LANES:
-            prefix = subjects.result(lane, "")
-            async for stored in stage.bus.messages(subjects.results_stream(lane)):
-                recorded[job_key(lane, stored.subject.removeprefix(prefix))] += 1
-        queued = await _queued(stage.bus)
-    except BusError as error:
-        _log.error("what remains can't be read", error=str(error))
-        return Remains()
-    lost, doubled = lines(batches(options.folder), queued)
-    return Remains(dict(recorded), queued, lost, doubled)
+    for lane in LANES:
+        prefix = subjects.result(lane, "")
+        async for stored in bus.messages(subjects.results_stream(lane)):
+            recorded[job_key(lane, stored.subject.removeprefix(prefix))] += 1
+    return dict(recorded)
 
 
 class _Line(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from ops.chaos.engine import SLOTS
 
@@ -25,7 +26,9 @@ BATCH_CONCURRENCY = 64
 BATCH_LINES = 400
 """A batch of so many lines runs for about half a minute; then the next begins."""
 
-LEADER_TTL_S = 5.0
+LEADER_TTL_S = {1: 5.0, 3: 15.0}
+"""By message servers: elections among three take 4 to 9 s."""
+
 STALL_S = 5.0
 """Tokens come every 0.2 s; a machine that is busy with other things may be late by seconds."""
 
@@ -33,6 +36,7 @@ _FILE = """\
 # Written by chaos: what one process of the cluster reads.
 [nats]
 url = "{url}"
+replicas = {replicas}
 
 [broker]
 name = "{name}"
@@ -82,7 +86,20 @@ class Row:
 ROWS = (Row(ONLINE_LANE, ONLINE_JOBS_MAX), Row(OFFLINE_LANE, OFFLINE_JOBS_MAX))
 
 
-def write_config(folder: Path, *, name: str, url: str) -> Path:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What depends on the number of message servers."""
+
+    replicas: int
+    leader_ttl_s: float
+
+    @classmethod
+    def of(cls, nats_nodes: int) -> Self:
+        """Say it for so many; there are 1 or 3."""
+        return cls(nats_nodes, LEADER_TTL_S[nats_nodes])
+
+
+def write_config(folder: Path, *, name: str, url: str, setting: Setting) -> Path:
     """Write the file that one process reads; return its path."""
     path = folder / f"{name}.toml"
     path.write_text(
@@ -90,7 +107,8 @@ def write_config(folder: Path, *, name: str, url: str) -> Path:
             url=url,
             name=name,
             folder=folder,
-            leader_ttl_s=LEADER_TTL_S,
+            replicas=setting.replicas,
+            leader_ttl_s=setting.leader_ttl_s,
             stall_s=STALL_S,
             model=MODEL,
             online=ONLINE_LANE,

@@ -19,11 +19,12 @@ from broker.bus.nats import connect
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, decode_out
 from broker.wire.messages import End, Heartbeat, Leader, StoredEnd
+from ops.chaos import nodes
 from ops.chaos.engine import mode_file
+from ops.chaos.nodes import Link
 from ops.chaos.plants import Plant
 from ops.chaos.producer import stop_file
-from ops.chaos.proxy import Proxy
-from ops.chaos.setting import BATCH_PRODUCER, CHAT_PRODUCER, write_config
+from ops.chaos.setting import BATCH_PRODUCER, CHAT_PRODUCER, Setting, write_config
 from ops.chaos.spy import Place, orders_file, standing_file
 from ops.chaos.worker import NO_PLANT
 from ops.cluster import LocalCluster, Member
@@ -33,7 +34,7 @@ CHAT_PRODUCERS = 2
 FRESH_S = 3.0
 """A worker that was heard within this is there."""
 
-LEADER_S_MAX = 30.0
+LEADER_S_MAX = 60.0
 """Longest wait for a leader: its key's life, and a start, several times."""
 
 
@@ -74,16 +75,24 @@ class Stage:
     """The processes of a run, by name, and all that a fault may touch."""
 
     def __init__(
-        self, folder: Path, *, brokers: int, workers: int, plant: Plant | None = None
+        self,
+        folder: Path,
+        *,
+        brokers: int,
+        workers: int,
+        nats_nodes: int = 1,
+        plant: Plant | None = None,
     ) -> None:
         """Prepare; nothing runs yet."""
         self.folder = folder
-        self.cluster = LocalCluster(folder)
+        self.servers = nodes.make_servers(folder, nats_nodes)
+        self.setting = Setting.of(nats_nodes)
+        self.cluster = LocalCluster(folder, server=self.servers[0])
         self.brokers = [f"broker-{number + 1}" for number in range(brokers)]
         self.workers = [f"worker-{number + 1}" for number in range(workers)]
         self.chatters = [f"{CHAT_PRODUCER}-{number + 1}" for number in range(CHAT_PRODUCERS)]
         self.producers = [*self.chatters, BATCH_PRODUCER]
-        self.links: dict[str, Proxy] = {}
+        self.links: dict[str, Link] = {}
         self.heard = Heard()
         self._members: dict[str, Member] = {}
         self._plant = plant.value if plant else NO_PLANT
@@ -102,11 +111,16 @@ class Stage:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            # Ended after the cluster's processes, which are their clients.
+            stack.push_async_callback(self._stop_servers)
             await stack.enter_async_context(self.cluster)
+            await nodes.start(self.servers[1:], self.cluster.mark)
+            ports = [server.port for server in self.servers]
             for name in (*self.brokers, *self.workers, *self.producers):
-                self.links[name] = await stack.enter_async_context(Proxy(self.cluster.server.port))
+                self.links[name] = await stack.enter_async_context(Link(ports))
                 self._add(name)
-            self._bus = await connect(self.cluster.url, name="chaos")
+            url = ",".join(server.url for server in self.servers)
+            self._bus = await connect(url, name="chaos")
             stack.push_async_callback(self._bus.close)
             await self._listen(self._bus)
             self._stack = stack.pop_all()
@@ -179,15 +193,26 @@ class Stage:
         """Tell a worker's engine how to be."""
         mode_file(self.folder, worker).write_text(mode)
 
+    async def restore_servers(self) -> None:
+        """Start the servers that are down: a fault was broken off. Raises ServerUnavailable."""
+        down = [server for server in self.servers if not server.running]
+        await nodes.start(down, self.cluster.mark)
+        for server in self.servers:
+            server.resume()
+
     def stop_load(self) -> None:
         """Tell the producers to make no new jobs."""
         stop_file(self.folder).touch()
 
     # ---- inside ----
 
+    async def _stop_servers(self) -> None:
+        for server in self.servers[1:]:
+            await asyncio.to_thread(server.stop)
+
     def _add(self, name: str) -> None:
         url = self.links[name].url
-        config = write_config(self.folder, name=name, url=url)
+        config = write_config(self.folder, name=name, url=url, setting=self.setting)
         folder, python = str(self.folder), (sys.executable, "-m")
         if name in self.brokers:
             command = (*python, "ops.chaos.broker", folder, self._plant, str(config))

@@ -37,6 +37,9 @@ def chaos(  # noqa: PLR0913 - one parameter is one flag.
         list[str] | None,
         Parameter(help="Only faults of this kind; repeat for more. Default: all.", negative=""),
     ] = None,
+    nats_nodes: Annotated[
+        Literal[1, 3], Parameter(help="Message servers; three are one cluster.")
+    ] = 1,
     report: Annotated[Path | None, Parameter(help="Write the figures to this JSON file.")] = None,
     plant: Annotated[
         PlantChoice | None,
@@ -71,6 +74,7 @@ def chaos(  # noqa: PLR0913 - one parameter is one flag.
         folder=folder or Path(tempfile.mkdtemp(prefix="inferlane-chaos-")),
         brokers=brokers,
         workers=workers,
+        nats_nodes=nats_nodes,
         faults=faults,
         seed=seed,
         jobs=jobs,
@@ -141,6 +145,8 @@ def _tell(options: "Options", outcome: "Outcome", path: Path | None) -> int:
     if path is not None:
         write(path, figures)
         say(f"Figures: {path}")
+    if outcome.interrupted:
+        say("Stopped before its end: jobs that were under way count as stuck, their lines as lost.")
     for line in told(verdict, figures["recovery_s"]):
         say(line)
     say(f"Histories and logs: {options.folder}")
