@@ -155,6 +155,8 @@ AWAY_S = (6.0, 8.0)
 
 AWAY_SHARE = 0.3
 
+SOON_SHARE = 0.3
+
 AIMED_SHARE = 0.75
 """Of these, so many come at a place; the others come whenever they come."""
 
@@ -176,6 +178,8 @@ class Fault:
     """... and at which place in the process."""
     down_s: float = 0.0
     """How long a process that was ended stays away."""
+    soon: bool = False
+    """The next one comes as soon as anything ends, perhaps in the midst of the recovery."""
 
 
 def plan(seed: int, count: int, *, kinds: Sequence[Kind] = tuple(Kind)) -> tuple[Fault, ...]:
@@ -219,6 +223,7 @@ def _fault(rng: random.Random, number: int, kind: Kind, aims: Mapping[str, _Aims
         part=part,
         step=step,
         place=place,
+        soon=rng.random() < SOON_SHARE,
         down_s=round(rng.uniform(*(AWAY_S if rng.random() < AWAY_SHARE else DOWN_S)), 2),
     )
 

@@ -33,7 +33,7 @@ BUSY_S_MAX = 60.0
 """Longest wait for them; then the fault comes all the same, and the report says so."""
 
 CALM_S_MAX = 60.0
-"""Longest wait after a fault until all workers take jobs again and a job has ended."""
+"""Longest wait after a fault until all workers take jobs again and jobs have ended."""
 
 PATIENCE_S = 75.0
 """At the end, jobs that are left are stuck when none has ended for so long: a message whose keeper
@@ -144,7 +144,7 @@ async def _strike_all(
         show(progress)
         struck = await faults.strike(stage, fault)
         outcome.strikes.append(struck)
-        if not await _calm(stage, struck):
+        if not await _calm(stage, struck, ends_min=1 if fault.soon else INFLIGHT_JOBS_MIN):
             outcome.not_calm.append(fault.number)
             _log.error("not calm after a fault", number=fault.number, kind=fault.kind.value)
     progress.stage = "all faults done"
@@ -162,11 +162,17 @@ def _shown(stage: Stage, progress: Progress, show: Show) -> int:
     return progress.inflight
 
 
-async def _calm(stage: Stage, struck: Strike) -> bool:
-    """Wait until all workers take orders and a job has ended, both since the fault was over."""
+async def _calm(stage: Stage, struck: Strike, *, ends_min: int) -> bool:
+    """Wait until all workers take orders and jobs have ended, both since the fault was over.
+
+    One end may have been on its way for long; as many as were in flight may not.
+    """
     ends, workers = stage.heard.ends, len(stage.workers)
     return await stage.heard.until(
-        lambda: stage.heard.ready(since_s=struck.over_at_s) == workers and stage.heard.ends > ends,
+        lambda: (
+            stage.heard.ready(since_s=struck.over_at_s) == workers
+            and stage.heard.ends >= ends + ends_min
+        ),
         timeout_s=CALM_S_MAX,
     )
 
