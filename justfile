@@ -113,6 +113,11 @@ bench *args: setup
     "{{ bin }}/python" -m tests.bench.latency
 
 [group("check")]
+[doc("Break a cluster under load 200 times on purpose (an hour or so); is any job lost? `--faults 20` is quick")]
+chaos *args: (_install "requirements.lock")
+    @"{{ bin }}/inferlane" chaos --report out/chaos.json {{ args }}
+
+[group("check")]
 [doc("Branch coverage of the core by the fast tests; under 95 % fails")]
 cover *args: setup
     "{{ bin }}/pytest" {{ fast }} -q --cov=broker.core --cov-branch --cov-report=term \

@@ -153,11 +153,21 @@ class Member:
 class LocalCluster:
     """A server, a broker and workers, started together and ended together."""
 
-    def __init__(self, folder: Path, *, port: int = 0, sync_interval: str = "") -> None:
-        """Prepare a cluster whose files all stand in `folder`; port 0 is any free one."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        port: int = 0,
+        sync_interval: str = "",
+        server: NatsServer | None = None,
+    ) -> None:
+        """Prepare a cluster whose files all stand in `folder`; port 0 is any free one.
+
+        `server`, where given, is started and ended instead of one of its own.
+        """
         self.folder = folder
         options = ServerOptions(sync_interval=sync_interval)
-        self.server = NatsServer(folder / "nats", options=options, port=port)
+        self.server = server or NatsServer(folder / "nats", options=options, port=port)
         self.members: dict[str, Member] = {}
         self._warden: Warden | None = None
         self._lock: IO[str] | None = None

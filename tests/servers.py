@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 
 from broker.bus.nats import NatsBus, connect
+from ops.chaos.proxy import Proxy
 from ops.nats.server import NatsServer
 from tests.buses import CONSUMER, PATIENCE_S, STREAM, until
-from tests.proxy import Proxy
 
 Connections = Callable[[], Awaitable[NatsBus]]
 

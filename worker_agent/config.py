@@ -72,7 +72,8 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     poll_s_max: Positive = 5.0
     """An engine that takes longer to answer that is not ready."""
     check_s_max: Positive = 30.0
-    """How long a job waits to learn whether its record stands already; then it is handed back."""
+    """How long a job waits to learn whether its record stands already, at most half of its
+    `stall_s`; then it is handed back."""
     retry_base_s: Positive = 0.05
     retry_s_max: Positive = 5.0
     """Back-off of records and acks that the bus did not confirm: base · 2^(n-1), at most this."""

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 INLINE_BYTES_MAX = 256_000
 """A larger body is parsed in a thread: it would hold up the loop for over a millisecond."""
 
+CHECK_STALL_RATIO = 0.5
+"""Of an order's `stall_s`, as much may pass before the engine is asked. The broker counts a stall
+from the order on, and charges it to the worker, which can do nothing for a server that is away."""
+
 Verdict = Standing | Completed | EngineError | Stop
 
 
@@ -101,7 +105,8 @@ class Supervisor:
             watch.scope.reschedule(asyncio.get_running_loop().time())
 
     async def _check_and_run(self, running: Running, watch: _Watch) -> Verdict:
-        self._arm(running, watch, limit_s=self._check_s_max, reason=Reason.HANDED_BACK)
+        check_s_max = min(self._check_s_max, CHECK_STALL_RATIO * running.order.stall_s)
+        self._arm(running, watch, limit_s=check_s_max, reason=Reason.HANDED_BACK)
         standing = await self._writer.find(running.job.lane, running.job.id)
         if standing is not None:
             return standing

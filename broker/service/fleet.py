@@ -13,6 +13,11 @@ WORKERS_MAX = 10_000
 """Workers remembered; a further one takes the place of the one silent for longest."""
 
 
+SILENCE_S_MAX = 1.0
+"""As much of a time in which nobody spoke counts as anybody's silence: one heartbeat. More is the
+message server's silence, or our own link's, and nobody is the less alive for it."""
+
+
 class Listener(Protocol):
     """Whoever leads."""
 
@@ -29,7 +34,8 @@ class Listener(Protocol):
 class Heard:
     """The last word of a worker."""
 
-    at_s: float
+    heard_s: float
+    """On the fleet's clock."""
     heartbeat: Heartbeat
 
 
@@ -41,6 +47,9 @@ class Fleet:
         self._now = now
         self._malformed = malformed
         self._heard: dict[str, Heard] = {}
+        self._spoken_s = 0.0
+        """The fleet's clock, as of the last word of anybody: stands still while nobody speaks."""
+        self._spoken_at_s = now()
         self.listening_since_s = now()
         self.listener: Listener | None = None
 
@@ -51,9 +60,16 @@ class Fleet:
         self.listening_since_s = self._now()
 
     def live(self, *, within_s: float) -> list[Heartbeat]:
-        """Return the last word of each worker heard of within `within_s`."""
-        oldest_s = self._now() - within_s
-        return [heard.heartbeat for heard in self._heard.values() if heard.at_s >= oldest_s]
+        """Return the last word of each worker that was not silent for longer than `within_s`.
+
+        Silent is who says nothing while others do: after an outage of the message server all that
+        lived before it count as alive.
+        """
+        oldest_s = self._clock_s() - within_s
+        return [heard.heartbeat for heard in self._heard.values() if heard.heard_s >= oldest_s]
+
+    def _clock_s(self) -> float:
+        return self._spoken_s + min(self._now() - self._spoken_at_s, SILENCE_S_MAX)
 
     def _on_heartbeat(self, message: Message) -> None:
         try:
@@ -64,7 +80,8 @@ class Fleet:
         self._heard.pop(heartbeat.worker, None)
         if len(self._heard) >= WORKERS_MAX:
             del self._heard[next(iter(self._heard))]
-        self._heard[heartbeat.worker] = Heard(self._now(), heartbeat)
+        self._spoken_s, self._spoken_at_s = self._clock_s(), self._now()
+        self._heard[heartbeat.worker] = Heard(self._spoken_s, heartbeat)
         if self.listener is not None:
             self.listener.heartbeat(heartbeat)
 

@@ -55,7 +55,7 @@ START = "Start here"
 RUN = "Run"
 WORK = "Send work"
 LOOK = "Look and steer"
-SIMULATE = "Simulate"
+SIMULATE = "Try and simulate"
 
 COMMANDS = (
     Command("demo", START),
@@ -73,6 +73,7 @@ COMMANDS = (
     Command("decisions", LOOK),
     Command("reconcile", LOOK),
     Command("doctor", LOOK),
+    Command("chaos", SIMULATE),
     Command("sim", SIMULATE),
     Command("replay", SIMULATE),
 )

@@ -14,6 +14,7 @@ from broker.bus.base import (
     Timeout,
 )
 from broker.bus.nats import NatsBus, connect
+from ops.chaos.proxy import Proxy
 from ops.nats.server import NatsServer, ServerOptions
 from tests.buses import (
     STREAM,
@@ -22,7 +23,6 @@ from tests.buses import (
     listening,
     until,
 )
-from tests.proxy import Proxy
 
 
 class TestFuturesSettle:

@@ -14,11 +14,11 @@ from broker.bus.base import (
 )
 from broker.bus.nats import connect
 from broker.bus.nats_wire import Credentials, RefusedCredentials, Wire
+from ops.chaos.proxy import Proxy
 from ops.nats.server import NatsServer, ServerOptions
 from tests.buses import (
     until,
 )
-from tests.proxy import Proxy
 from tests.servers import relinked
 
 

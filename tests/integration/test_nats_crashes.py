@@ -16,9 +16,9 @@ from broker.bus.base import (
     WrongSequence,
 )
 from broker.bus.nats import NatsBus, connect
+from ops.chaos.proxy import Proxy
 from ops.nats.server import NatsServer
 from tests.buses import CONSUMER, STREAM, SUBJECT, a_consumer, a_stream, pulling, until
-from tests.proxy import Proxy
 from tests.servers import Connections
 
 KILLS = 3

@@ -11,11 +11,11 @@ from broker.bus.base import (
     Timeout,
 )
 from broker.bus.nats import NatsBus, connect
+from ops.chaos.proxy import Proxy
 from tests.buses import (
     listening,
     until,
 )
-from tests.proxy import Proxy
 from tests.servers import Connections, publish_until_down, relinked
 
 

@@ -14,6 +14,7 @@ from broker.bus.base import (
 )
 from broker.bus.nats import NatsBus, connect
 from broker.bus.nats_wire import Credentials
+from ops.chaos.proxy import Proxy
 from ops.nats.server import NatsServer, ServerOptions
 from tests.buses import (
     CONSUMER,
@@ -25,7 +26,6 @@ from tests.buses import (
     listening,
     pulling,
 )
-from tests.proxy import Proxy
 
 
 class TestTopologyTraps:

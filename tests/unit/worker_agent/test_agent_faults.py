@@ -167,6 +167,17 @@ async def test_an_unreadable_results_stream_hands_the_job_back() -> None:
         assert engine.requests == {}
 
 
+async def test_a_job_is_handed_back_before_the_broker_would_call_it_stalled() -> None:
+    """Chaos, seed 4: a cut link and a restart of NATS on end, and jobs were charged as stalled in
+    the moment in which their engine began.
+    """
+    silent = Failing("last_message", Timeout("?"), times=1_000_000)
+    async with an_agent(engine=ScriptedEngine(), fault=silent, check_s_max=30.0) as stage:
+        await stage.dispatch(a_job(), stall_s=0.1)
+        finished = await stage.end_of("job-1")
+        assert (finished.reason, finished.charged) == (Reason.HANDED_BACK, False)
+
+
 async def test_a_record_check_is_repeated_until_answered() -> None:
     """One lost look does not run a job twice, nor hand it back."""
     engine = ScriptedEngine()

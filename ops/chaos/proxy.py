@@ -1,4 +1,4 @@
-"""A TCP proxy that can do to one connection what networks do: freeze it, cut it, garble it."""
+"""A TCP proxy that can do to a connection what networks do: freeze, delay, cut, refuse, garble."""
 
 import asyncio
 from types import TracebackType
@@ -18,6 +18,9 @@ class Proxy:
         self._writers: list[asyncio.StreamWriter] = []
         self._clients: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._severed = False
+        self.delay_s = 0.0
+        """How long each chunk is held back, either way. In order: a busy link gets slow, too."""
         self.accepted = 0
 
     async def __aenter__(self) -> Self:
@@ -58,12 +61,24 @@ class Proxy:
         self._writers.clear()
         self._clients.clear()
 
+    def sever(self) -> None:
+        """Abort all connections and let nobody through until `mend`."""
+        self._severed = True
+        self.cut()
+
+    def mend(self) -> None:
+        """Let connections through again."""
+        self._severed = False
+
     def inject(self, data: bytes) -> None:
         """Send bytes to the clients that the server never sent."""
         for client in self._clients:
             client.write(data)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._severed:
+            writer.transport.abort()
+            return
         self.accepted += 1
         task = asyncio.current_task()
         assert task is not None
@@ -74,6 +89,10 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
+        if self._severed:
+            writer.transport.abort()
+            up_writer.transport.abort()
+            return
         self._writers += [writer, up_writer]
         self._clients.append(writer)
         try:
@@ -83,10 +102,17 @@ class Proxy:
         finally:
             writer.transport.abort()
             up_writer.transport.abort()
+            self._forget(writer, up_writer)
+
+    def _forget(self, writer: asyncio.StreamWriter, up_writer: asyncio.StreamWriter) -> None:
+        self._writers = [one for one in self._writers if one not in (writer, up_writer)]
+        self._clients = [one for one in self._clients if one is not writer]
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(CHUNK_BYTES):
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
                 await self._flowing.wait()
                 writer.write(data)
                 await writer.drain()

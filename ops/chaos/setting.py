@@ -1,0 +1,121 @@
+"""The cluster of a chaos run: its lanes, its quotas, its load, its configuration files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from ops.chaos.engine import SLOTS
+
+ONLINE_LANE = "online"
+OFFLINE_LANE = "offline"
+MODEL = "chaos"
+CHAT_BANDS = (1, 2)
+
+BATCH_PRODUCER = "batches"
+CHAT_PRODUCER = "chats"
+
+ONLINE_JOBS_MAX = 56
+OFFLINE_JOBS_MAX = 32
+"""Quota rows of the lanes: together less than four workers' slots, so that they are what holds, and
+with one worker gone chats alone still keep 50 in flight."""
+
+CHATS_AT_ONCE = 48
+"""Of each of two producers: more than the lane may run, so that there always is a queue."""
+
+BATCH_CONCURRENCY = 64
+BATCH_LINES = 400
+"""A batch of so many lines runs for about half a minute; then the next begins."""
+
+LEADER_TTL_S = {1: 5.0, 3: 15.0}
+"""By message servers: elections among three take 4 to 9 s."""
+
+STALL_S = 5.0
+"""Tokens come every 0.2 s; a machine that is busy with other things may be late by seconds."""
+
+_FILE = """\
+# Written by chaos: what one process of the cluster reads.
+[nats]
+url = "{url}"
+replicas = {replicas}
+
+[broker]
+name = "{name}"
+state_dir = "{folder}/state-{name}"
+http_port = 0
+leader_ttl_s = {leader_ttl_s}
+reconcile_s = 10
+
+[policy]
+models = ["{model}"]
+
+[policy.leases]
+stall_s = {stall_s}
+retry_base_s = 0.2
+retry_s_max = 2.0
+
+[[policy.lanes]]
+name = "{online}"
+
+[[policy.lanes]]
+name = "{offline}"
+
+[[policy.quotas]]
+lane = "{online}"
+inflight_jobs_max = {online_max}
+
+[[policy.quotas]]
+lane = "{offline}"
+inflight_jobs_max = {offline_max}
+
+[worker]
+worker = "worker"
+engine = "fake"
+slots = {slots}
+models = {{ "{model}" = "{model}" }}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A quota row as the checker knows it."""
+
+    lane: str
+    jobs_max: int
+
+
+ROWS = (Row(ONLINE_LANE, ONLINE_JOBS_MAX), Row(OFFLINE_LANE, OFFLINE_JOBS_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What depends on the number of message servers."""
+
+    replicas: int
+    leader_ttl_s: float
+
+    @classmethod
+    def of(cls, nats_nodes: int) -> Self:
+        """Say it for so many; there are 1 or 3."""
+        return cls(nats_nodes, LEADER_TTL_S[nats_nodes])
+
+
+def write_config(folder: Path, *, name: str, url: str, setting: Setting) -> Path:
+    """Write the file that one process reads; return its path."""
+    path = folder / f"{name}.toml"
+    path.write_text(
+        _FILE.format(
+            url=url,
+            name=name,
+            folder=folder,
+            replicas=setting.replicas,
+            leader_ttl_s=setting.leader_ttl_s,
+            stall_s=STALL_S,
+            model=MODEL,
+            online=ONLINE_LANE,
+            offline=OFFLINE_LANE,
+            online_max=ONLINE_JOBS_MAX,
+            offline_max=OFFLINE_JOBS_MAX,
+            slots=SLOTS,
+        )
+    )
+    return path
