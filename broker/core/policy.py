@@ -109,7 +109,7 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     hot_uses_min: NotNegative = 4.0
     """first_token: a prefix is hot once so many uses a minute are expected of one more copy; then
     what the copy costs is shared among them. 0: whoever makes it pays all."""
-    hot_slowdown_max: Annotated[float, Meta(ge=1)] = 1.5
+    hot_slowdown_max: Annotated[float, Meta(ge=1)] = 2.5
     """Such a copy is made once tokens come so many times slower from all that hold the prefix than
     from another worker."""
     replicas_max: Limit = 0
