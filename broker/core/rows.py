@@ -51,12 +51,18 @@ class RowUsage:
     refused_models: dict[str, None] = field(default_factory=dict[str, None])
     """Models with jobs that this row holds back: to be looked at when it gives way."""
     claim: Claim | None = None
-    """Tokens of it are kept for a job that would wait for ever."""
+    """A seat and tokens of it are kept for a job that would wait for ever."""
 
     def claimed_tokens(self, job: JobSpec) -> float:
         """Tell how many of its tokens are kept from a job."""
         claim = self.claim
         return claim.cost_tokens if claim is not None and claim.binds(job) else 0.0
+
+    def keeps_seat(self, job: JobSpec) -> bool:
+        """Say whether its last seat is kept from a job."""
+        claim = self.claim
+        is_last = self.seats_used + 1 >= self.jobs_limit
+        return is_last and claim is not None and claim.binds(job)
 
     def refill(self, at_s: float) -> None:
         """Let the bucket fill up to now."""
