@@ -14,7 +14,7 @@ class Claim:
     late_from_s: float
     """Jobs that were enqueued later have been overtaken by this one's patience: they wait."""
     cost_tokens: float = 0.0
-    """What it needs of a row."""
+    """What it needs of a row, beside a seat."""
 
     def binds(self, job: JobSpec) -> bool:
         """Say whether a job must leave the room: it came too late, and is not more urgent."""

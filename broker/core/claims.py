@@ -3,17 +3,18 @@
 The order lets a job pass another only for that one's prefill seconds ÷ α, but chooses among those
 that may go now. Where KV cache, prefill room or a token row frees in small pieces, small jobs take
 every piece, and a large one would wait as long as they come. So once a job has waited its prefill
-seconds ÷ α and still finds no room, it claims some: the worker with most KV cache left, or its cost
-in the row that refused it. What was enqueued later than it may be overtaken by finds that room
-taken, what is more urgent by its band does not. Nothing that runs is touched, so the wait that is
-left is one residual of that worker's jobs.
+seconds ÷ α and still finds no room, it claims some: the worker with most KV cache left, or a seat
+and its cost in the row that refused it. What was enqueued later than it may be overtaken by finds
+that room taken, what is more urgent by its band does not. Nothing that runs is touched, so the wait
+that is left is one residual of that worker's jobs, and one of the row's: while a row refuses it, no
+worker stands idle for it.
 
 One job of each model has a claim at a time, and only if its lane is among the least served: a claim
 is a job's own turn, kept, and no way past other lanes.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from broker.core.claim import Claim
@@ -74,15 +75,23 @@ class Claims:
             self._by_model[waiting.job.model] = claimed
 
     def claim_row(self, waiting: Waiting, usage: RowUsage, cost_tokens: float) -> None:
-        """Keep a job's cost in a row that refuses it, unless it is kept for another already."""
-        if usage.claim is not None:
-            return
+        """Keep a seat and a job's cost in a row that refuses it; till then its worker is others'.
+
+        Where it is kept for another job that is no less urgent, it stays so.
+        """
         claimed = self._claimed(waiting)
-        usage.claim = Claim(
-            claimed.claim.key, claimed.claim.band, claimed.claim.late_from_s, cost_tokens
-        )
-        claimed.rows.append(usage)
-        self._by_model[waiting.job.model] = claimed
+        self._release_worker(claimed)
+        kept = usage.claim
+        if kept is not None and kept.key != waiting.job.key and kept.band > claimed.claim.band:
+            self._take_row(usage)
+        if usage.claim is None:
+            claimed.rows.append(usage)
+        if usage in claimed.rows:
+            usage.claim = replace(claimed.claim, cost_tokens=cost_tokens)
+        if claimed.rows:
+            self._by_model[waiting.job.model] = claimed
+        else:
+            self._by_model.pop(waiting.job.model, None)
 
     def left(self, waiting: Waiting) -> None:
         """Give up what was kept for a job, if anything: it went, or waits no more."""
@@ -141,7 +150,7 @@ class Claims:
             fleet.workers.get(worker.id) is worker
             and fleet.serves_now(worker)
             and worker.breaker.takes_new
-            and waiting.job.model in worker.models
+            and {waiting.job.model, waiting.job.adapter or waiting.job.model} <= {*worker.models}
             and worker.id not in waiting.excluded
         )
 
@@ -150,8 +159,23 @@ class Claims:
         del self._by_model[claimed.waiting.job.model]
         for usage in claimed.rows:
             mind.quotas.unclaim(usage)
-        worker = claimed.worker
-        if worker is not None:
-            mind.router.unclaim(worker)
-            if mind.fleet.workers.get(worker.id) is worker:
-                mind.changed(worker, opened=True)
+        self._release_worker(claimed)
+
+    def _take_row(self, usage: RowUsage) -> None:
+        """Take a row from the job of another model that it is kept for."""
+        for claimed in list(self._by_model.values()):
+            if usage in claimed.rows:
+                claimed.rows.remove(usage)
+                usage.claim = None
+                if not claimed.rows and claimed.worker is None:
+                    self._drop(claimed)
+
+    def _release_worker(self, claimed: _Claimed) -> None:
+        """Let everybody have the worker that was kept for a job, if one was."""
+        mind, worker = self._mind, claimed.worker
+        if worker is None:
+            return
+        claimed.worker = None
+        mind.router.unclaim(worker)
+        if mind.fleet.workers.get(worker.id) is worker:
+            mind.changed(worker, opened=True)

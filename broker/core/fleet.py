@@ -85,7 +85,10 @@ class Fleet:
         if busy == before:
             return
         for model in models:
-            self._queues.pool(model).busy_slots += busy - before
+            pool = self._queues.pool(model)
+            pool.busy_slots += busy - before
+            if busy < before:
+                pool.settled = False  # More is free beside what is kept for online jobs.
         self._serves[worker.id] = models, slots, busy
 
     def count(self, quotas: Quotas) -> None:

@@ -99,6 +99,8 @@ class Gate:
         blocked = jobs_refusal(queue.rows, borrow=borrow)
         if blocked is not None:
             self.hold(waiting, HeldBy.QUOTA, blocked)
+            if claims and mind.claims.of(waiting.job.model) is waiting:
+                mind.claims.claim_row(waiting, blocked.row, waiting.work_tokens)
             return None
         apart = mind.suspects if is_suspect(waiting.failures, mind.policy.leases) else ()
         placement = mind.router.place(
@@ -116,7 +118,8 @@ class Gate:
         blocked = refusal(queue.rows, waiting.job, cost, at_s=mind.at_s, borrow=borrow)
         if blocked is not None:
             self.hold(waiting, HeldBy.QUOTA, blocked)
-            if self._claims(waiting, now=claims):
+            has_claim = claims and mind.claims.of(waiting.job.model) is waiting
+            if has_claim or self._claims(waiting, now=claims):
                 mind.claims.claim_row(waiting, blocked.row, cost)
             return None
         return placement

@@ -109,6 +109,8 @@ class Mind:
         worker = self.fleet.workers[lease.worker]
         self.ledger.remove(lease, worker, unstarted=unstarted)
         self.fleet.busied(worker)
+        # Fewer slots may be kept for online jobs now, whichever worker this was.
+        self.ledger.queue_of(lease).pool.settled = False
         worker.breaker.left(lease.attempt)
         suspects = self.suspects.get(worker.id)
         if suspects is not None:

@@ -162,7 +162,7 @@ def refusal(
     What is kept for another job counts as used, for those that it is kept from.
     """
     for usage in rows:
-        if usage.lacks_seat(borrow):
+        if usage.lacks_seat(borrow) or usage.keeps_seat(job):
             return Refusal(usage, usage.seats_used, usage.jobs_limit)
         row = usage.row
         tokens_max = row.inflight_tokens_max

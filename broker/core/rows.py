@@ -56,7 +56,7 @@ class RowUsage:
     """Of its lane's results, by the last word of them and the ends since."""
     result_bytes_mean: float = RESULT_BYTES_TYPICAL
     claim: Claim | None = None
-    """Tokens of it are kept for a job that would wait for ever."""
+    """A seat and tokens of it are kept for a job that would wait for ever."""
 
     def claimed_tokens(self, job: JobSpec) -> float:
         """Tell how many of its tokens are kept from a job."""
@@ -73,6 +73,12 @@ class RowUsage:
         """Whether the result of one more job would be too much."""
         limit = self.row.result_bytes_max
         return limit is not None and self.result_bytes + self.result_bytes_mean > limit
+
+    def keeps_seat(self, job: JobSpec) -> bool:
+        """Say whether its last seat is kept from a job."""
+        claim = self.claim
+        is_last = self.seats_used + 1 >= self.jobs_limit
+        return is_last and claim is not None and claim.binds(job)
 
     def refill(self, at_s: float) -> None:
         """Let the bucket fill up to now."""

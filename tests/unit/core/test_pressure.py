@@ -9,7 +9,7 @@ from broker.core.events import QueueDepth
 from broker.core.policy import OrderPolicy, PressurePolicy, QuotaRow
 from broker.core.pressure import step_of
 from broker.core.pressure_step import Step
-from broker.wire.messages import Reason
+from broker.wire.messages import Answer, Reason
 from tests.unit.core.cluster import MODEL, Cluster, a_policy, a_spec, keys, of, only
 
 FREE_FLOOR = PressurePolicy(online_floor_share=0.0)
@@ -107,6 +107,27 @@ def test_jobs_of_a_worker_that_drains_take_no_slot_of_the_others() -> None:
     cluster.beat("w2", draining=True)
     free = 4 - len(cluster.listed("w1"))
     assert len(keys(Dispatch, cluster.hold_many(9, band=3))) == free - 1
+
+
+def test_a_slot_that_frees_where_none_is_given_lets_batch_in_elsewhere() -> None:
+    """The floor is over all slots: a job's end at a worker that said busy leaves more of them."""
+    cluster = a_cluster(slots=2, online_floor_share=0.4)
+    cluster.join("w2", slots=3)
+    lines = {one.key: one for one in of(Dispatch, cluster.hold_many(5, band=3))}
+    assert [one.worker for one in lines.values()] == ["w1", "w2", "w1"]
+    again = only(Dispatch, cluster.answer(lines["acme.j0"], Answer.BUSY))
+    assert again.worker == "w2"
+    assert keys(Dispatch, cluster.end(lines["acme.j2"])) == ["acme.j3"]
+
+
+def test_people_s_last_job_elsewhere_frees_what_was_kept_for_them() -> None:
+    """Standard jobs leave slots to people while such run, if only at a worker that drains."""
+    cluster = a_cluster(online_floor_share=0.25)
+    online = only(Dispatch, cluster.hold(a_spec("online", band=1)))
+    cluster.join("w2", slots=4)
+    cluster.beat("w1", draining=True)
+    assert len(keys(Dispatch, cluster.hold_many(4, band=2))) == 3
+    assert keys(Dispatch, cluster.end(online)) == ["acme.j3"]
 
 
 @pytest.mark.parametrize(
