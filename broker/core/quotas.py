@@ -27,8 +27,12 @@ class Quotas:
             bucket = buckets.get(_bucket_name(usage.row))
             if bucket is not None:
                 usage.bucket_tokens, usage.bucket_at_s = bucket.bucket_tokens, bucket.bucket_at_s
-                usage.stored_bytes = bucket.stored_bytes
-                usage.result_bytes_mean = bucket.result_bytes_mean
+        stored = {one.row.lane: one for one in before.rows if one.bounds_results} if before else {}
+        for usage in self.rows:
+            known = stored.get(usage.row.lane) if usage.bounds_results else None
+            if known is not None:
+                usage.stored_bytes = known.stored_bytes
+                usage.result_bytes_mean = known.result_bytes_mean
         form_cohorts(self.rows)
         self.released: dict[str, None] = {}
         """Models whose jobs may pass again since this was last cleared."""

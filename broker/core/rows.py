@@ -64,6 +64,11 @@ class RowUsage:
         return claim.cost_tokens if claim is not None and claim.binds(job) else 0.0
 
     @property
+    def bounds_results(self) -> bool:
+        """Whether it bounds the bytes of its lane's results."""
+        return self.row.result_bytes_max is not None
+
+    @property
     def result_bytes(self) -> float:
         """Bytes of results that stand, and that the jobs in flight will add."""
         return self.stored_bytes + self.inflight_jobs * self.result_bytes_mean

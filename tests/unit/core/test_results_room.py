@@ -83,8 +83,11 @@ def test_a_new_policy_keeps_what_is_known() -> None:
     """Reloaded with a higher bound: what stands is not forgotten, what waits may go."""
     cluster = a_cluster(stored_bytes=9500)
     cluster.hold(a_spec("line", band=3))
-    higher = a_policy(QuotaRow(lane=LANE, result_bytes_max=10_500))
-    assert keys(Dispatch, cluster.step(PolicyChanged(cluster.at_s, higher))) == [f"{LANE}.line"]
+    higher = a_policy(QuotaRow(lane=LANE, result_bytes_max=10_500, tokens_per_min=10**9))
+    cluster.step(PolicyChanged(cluster.at_s, higher))
+    cluster.tick(1.0)
+    assert cluster.scheduler.views.rows()[0].result_bytes == 10_500
+    assert f"{LANE}.line" in keys(Dispatch, cluster.decisions)
     assert of(Reject, cluster.hold(a_spec("j2")))
 
 
