@@ -182,7 +182,7 @@ async def test_an_unknown_lane_is_told_with_those_there_are(cluster: EngineClust
     async with Client(cluster.bus, lane="onlin") as client:
         with pytest.raises(UnknownLane) as raised:
             await client.submit(a_chat())
-    assert str(raised.value).endswith("it has: JOBS_x, narrow, online")
+    assert str(raised.value).endswith("it has: JOBS_x, narrow, online, scarce")
 
 
 @pytest.mark.parametrize("job_bytes", [BODY_BYTES_MAX + 50_000, MESSAGE_BYTES_MAX - 50])
