@@ -9,7 +9,7 @@ itself is `choice`.
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from broker.core.candidates import to_claim
+from broker.core.candidates import claim_worker, unclaim_worker
 from broker.core.choice import Chooser, Known, is_rare, session_key
 from broker.core.claim import Claim
 from broker.core.confinement import QUICK_USE_S, Confinement
@@ -20,7 +20,7 @@ from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_index import PrefixIndex
 from broker.core.prefix_search import depth_of
-from broker.core.roster import Pool, Roster, Seat, void_if_all
+from broker.core.roster import Pool, Roster, Seat
 from broker.core.scoring import Scored
 from broker.core.state import Lease, Worker
 from broker.core.stickiness import Stickiness
@@ -100,19 +100,11 @@ class CacheAwareRouter:
     def claim(self, job: JobSpec, claim: Claim, *, excluded: Sequence[str]) -> Worker | None:
         """Keep a worker for a job without room."""
         pool = self._pool(job)
-        if pool is None:
-            return None
-        seat = to_claim(pool, job, void_if_all(pool, excluded))
-        if seat is None:
-            return None
-        self._roster.keep(seat, claim)
-        return seat.worker
+        return claim_worker(self._roster, pool, job, claim, excluded)
 
     def unclaim(self, worker: Worker) -> None:
         """Let everybody have a worker again."""
-        seat = self._roster.seat(worker.id)
-        if seat is not None:
-            self._roster.keep(seat, None)
+        unclaim_worker(self._roster, worker)
 
     def cached_tokens(self, job: JobSpec) -> float:
         """Tell how much of a job's prompt the worker that holds most of it has."""

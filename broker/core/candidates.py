@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from operator import attrgetter
 
+from broker.core.claim import Claim
 from broker.core.events import JobSpec
 from broker.core.prefix_search import Level
-from broker.core.roster import Pool, Roster, Seat, may_serve
+from broker.core.roster import Pool, Roster, Seat, may_serve, void_if_all
 from broker.core.scoring import Need
+from broker.core.state import Worker
 from broker.wire.prefix import BLOCK_BYTES, BLOCKS_MAX
 from broker.wire.prompt import BYTES_PER_TOKEN
 
@@ -140,12 +142,25 @@ def _cold(warm: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Iterato
             yield free
 
 
-def to_claim(pool: Pool, job: JobSpec, excluded: Sequence[str]) -> Seat | None:
-    """Find the worker with room and most KV cache left that is kept for nobody."""
+def claim_worker(
+    roster: Roster, pool: Pool | None, job: JobSpec, claim: Claim, excluded: Sequence[str]
+) -> Worker | None:
+    """Keep the worker with room and most KV cache left, of those that are kept for nobody."""
+    if pool is None:
+        return None
+    excluded = void_if_all(pool, excluded)
     for _, _, seat in islice(reversed(pool.by_kv_room), CLAIM_LOOKS_MAX):
         if seat.claim is None and may_serve(seat, job, excluded):
-            return seat
+            roster.keep(seat, claim)
+            return seat.worker
     return None
+
+
+def unclaim_worker(roster: Roster, worker: Worker) -> None:
+    """Let everybody have a worker again."""
+    seat = roster.seat(worker.id)
+    if seat is not None:
+        roster.keep(seat, None)
 
 
 def _first_free(

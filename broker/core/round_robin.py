@@ -6,7 +6,7 @@ alone.
 
 from collections.abc import Sequence
 
-from broker.core.candidates import to_claim
+from broker.core.candidates import claim_worker, unclaim_worker
 from broker.core.claim import Claim
 from broker.core.decisions import Candidate, Explanation, HeldBy
 from broker.core.events import JobSpec
@@ -49,19 +49,11 @@ class RoundRobinRouter:
     def claim(self, job: JobSpec, claim: Claim, *, excluded: Sequence[str]) -> Worker | None:
         """Keep a worker for a job without room."""
         pool = self._roster.pool(job.adapter or job.model)
-        if pool is None:
-            return None
-        seat = to_claim(pool, job, void_if_all(pool, excluded))
-        if seat is None:
-            return None
-        self._roster.keep(seat, claim)
-        return seat.worker
+        return claim_worker(self._roster, pool, job, claim, excluded)
 
     def unclaim(self, worker: Worker) -> None:
         """Let everybody have a worker again."""
-        seat = self._roster.seat(worker.id)
-        if seat is not None:
-            self._roster.keep(seat, None)
+        unclaim_worker(self._roster, worker)
 
     def cached_tokens(self, job: JobSpec) -> float:
         """Know of no cache."""

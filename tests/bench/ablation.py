@@ -104,6 +104,7 @@ PARTS = (
     Part("a forced share of 0.2 (off as it ships)", ("scale-out",), {"forced_share": 0.2}),
     Part("KV room kept free", (*EVERYWHERE, "conversation @ 7"), {"kv_fill_ratio_max": 1.0}),
     Part("a cap of 3 replicas (off as it ships)", ("hot group", *EVERYWHERE), {"replicas_max": 3}),
+    Part("copies of hot prefixes", ("hot group", "alternating"), {"hot_uses_min": 0.0}),
     Part("prefix index", (*EVERYWHERE, "few-shot"), {"index_entries_max": 0}),
 )
 MEASURES: tuple[tuple[str, Callable[[Figures], float], float, int], ...] = (
