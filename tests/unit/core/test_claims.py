@@ -219,12 +219,13 @@ def test_more_urgent_jobs_pass_it() -> None:
     """Bands are strict: what is kept for a standard job is not kept from interactive ones."""
     trickle = Trickle()
     trickle.goes_on_to_claim()
+    trickle.passes(0.5)
     for _ in range(20):
         trickle.comes(band=1)
         trickle.comes(band=1)
         trickle.ends()
-    assert not trickle.is_large_running
     went = keys(Dispatch, trickle.cluster.decisions)
+    assert trickle.large.key not in went
     assert {trickle.specs[key].band for key in went[-8:]} == {1}
 
 
