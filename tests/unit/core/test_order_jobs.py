@@ -35,6 +35,21 @@ def test_nobody_is_overtaken_for_longer_than_its_prefill_over_alpha(
     assert run_all(cluster, dispatch)[0] == first
 
 
+@pytest.mark.parametrize(("waits_s", "first"), [(3.9, "acme.new"), (4.1, "acme.old")])
+def test_jobs_of_one_deadline_still_wait_each_for_itself(waits_s: float, first: str) -> None:
+    """Lines of a batch are all due at its end: a long one is passed for twice as long, not always.
+
+    With all of the deadline counted as waited, short lines that kept coming passed it for ever.
+    """
+    cluster, dispatch = one_slot()
+    due_at_s = 1500.0
+    cluster.hold(
+        a_spec("old", prompt_tokens=3300, enqueued_at_s=1000.0, deadline_at_s=due_at_s),
+        a_spec("new", prompt_tokens=100, enqueued_at_s=1000.0 + waits_s, deadline_at_s=due_at_s),
+    )
+    assert run_all(cluster, dispatch)[0] == first
+
+
 def test_a_nearer_deadline_goes_before() -> None:
     """Of equal jobs the one due sooner; without deadline the longest wait counts."""
     cluster, dispatch = one_slot()
