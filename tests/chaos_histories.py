@@ -97,6 +97,8 @@ def a_strike(
     for_s: float = 1.0,
     step: str = "",
     number: int = 0,
+    back_at_s: float = 0.0,
+    in_midst: bool = False,
 ) -> Strike:
     """A fault as it happened."""
-    return Strike(number, kind, member, at_s, at_s + for_s, step)
+    return Strike(number, kind, member, at_s, at_s + for_s, step, back_at_s, in_midst)

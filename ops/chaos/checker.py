@@ -39,6 +39,10 @@ class Strike:
     """When what was done was undone: the process back, the link mended, the engine well."""
     step: str = ""
     """Of a job's life, in whose midst the process died."""
+    back_at_s: float = 0.0
+    """When a process that was ended was started again; 0: none was."""
+    in_midst: bool = False
+    """It came before the recovery of the one before was waited for."""
 
 
 @dataclass(frozen=True, slots=True)

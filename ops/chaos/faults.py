@@ -79,8 +79,10 @@ async def _stands(stage: Stage, name: str) -> bool:
     return True
 
 
-def _told(fault: Fault, member: str, at_s: float, *, step: str = "") -> Strike:
-    return Strike(fault.number, fault.kind, member, at_s, time.time(), step)
+def _told(
+    fault: Fault, member: str, at_s: float, *, step: str = "", back_at_s: float = 0.0
+) -> Strike:
+    return Strike(fault.number, fault.kind, member, at_s, time.time(), step, back_at_s)
 
 
 def _picked(fault: Fault, choices: Sequence[_Choice]) -> _Choice:
@@ -113,8 +115,9 @@ async def _kill(stage: Stage, fault: Fault) -> Strike:
     else:
         await stage.member(name).kill()
     await asyncio.sleep(fault.down_s)
+    back_at_s = time.time()
     await stage.member(name).start()
-    return _told(fault, name, at_s, step=step)
+    return _told(fault, name, at_s, step=step, back_at_s=back_at_s)
 
 
 async def _die_at_a_place(stage: Stage, fault: Fault, name: str) -> tuple[float, str]:
@@ -140,8 +143,9 @@ async def _term(stage: Stage, fault: Fault) -> Strike:
     member = stage.member(name)
     await member.stop(timeout_s=ENDS_S_MAX)
     await asyncio.sleep(fault.down_s)
+    back_at_s = time.time()
     await member.start()
-    return _told(fault, name, at_s)
+    return _told(fault, name, at_s, back_at_s=back_at_s)
 
 
 async def _pause(stage: Stage, fault: Fault) -> Strike:

@@ -36,6 +36,13 @@ class Accepted(Event, frozen=True, kw_only=True, tag="accepted"):
     by: str
 
 
+class Held(Event, frozen=True, kw_only=True, tag="held"):
+    """A broker pulled a job: it waits there until a worker takes it."""
+
+    job: str
+    by: str
+
+
 class Ordered(Event, frozen=True, kw_only=True, tag="ordered"):
     """A broker sends a job to a worker."""
 
@@ -122,6 +129,7 @@ class Died(Event, frozen=True, kw_only=True, tag="died"):
 HistoryEvent = (
     Submitted
     | Accepted
+    | Held
     | Ordered
     | Taken
     | RunBegan

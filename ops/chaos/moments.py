@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from ops.chaos.checker import Strike
 from ops.chaos.history import (
@@ -129,13 +130,12 @@ def recoveries_s(history: Sequence[HistoryEvent], strikes: Sequence[Strike]) -> 
 
 
 def _recovery_s(history: Sequence[HistoryEvent], strike: Strike) -> float | None:
-    first = bisect_right(history, strike.at_s, key=lambda event: event.at_s)
-    after = history[first:]
+    before, after = since(history, strike.at_s)
     if strike.kind in _WORKER_KINDS:
-        held = _held_by(history[:first], strike.member)
-        return _until_all_go_on(after, held, strike.at_s)
+        recovery_s = until_all_go_on(after, held_by(before, strike.member), strike.at_s)
+        return recovery_s if recovery_s < inf else None
     if strike.kind in (Kind.KILL_LEADER, Kind.TERM_LEADER, Kind.ZOMBIE_LEADER):
-        epoch = max((one.attempt.epoch for one in _orders(history[:first])), default=0)
+        epoch = max((one.attempt.epoch for one in _orders(before)), default=0)
         later = (one.at_s for one in _orders(after) if one.attempt.epoch > epoch)
         at_s = next(later, None)
         return None if at_s is None else at_s - strike.at_s
@@ -152,7 +152,15 @@ def _orders(events: Iterable[HistoryEvent]) -> Iterator[Ordered]:
     return (event for event in events if isinstance(event, Ordered))
 
 
-def _held_by(before: Iterable[HistoryEvent], worker: str) -> set[str]:
+def since(
+    history: Sequence[HistoryEvent], at_s: float
+) -> tuple[Sequence[HistoryEvent], Sequence[HistoryEvent]]:
+    """Part a history, which is in the order of time, in what was until then and what came after."""
+    first = bisect_right(history, at_s, key=lambda event: event.at_s)
+    return history[:first], history[first:]
+
+
+def held_by(before: Iterable[HistoryEvent], worker: str) -> set[str]:
     """Name the jobs that a worker had accepted and that had no record yet."""
     held: set[str] = set()
     recorded: set[str] = set()
@@ -169,7 +177,11 @@ def _held_by(before: Iterable[HistoryEvent], worker: str) -> set[str]:
     return held
 
 
-def _until_all_go_on(after: Iterable[HistoryEvent], held: set[str], from_s: float) -> float | None:
+def until_all_go_on(after: Iterable[HistoryEvent], held: set[str], from_s: float) -> float:
+    """Tell how long it took until each of these was taken or had ended; infinite: one never was.
+
+    0 when there are none.
+    """
     waiting = set(held)
     for event in after:
         match event:
@@ -179,4 +191,4 @@ def _until_all_go_on(after: Iterable[HistoryEvent], held: set[str], from_s: floa
                     return event.at_s - from_s
             case _:
                 pass
-    return None if waiting else 0.0
+    return inf if waiting else 0.0

@@ -2,9 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from ops.chaos import bounds
+from ops.chaos.bounds import Timed
 from ops.chaos.checker import Rerun, Strike, Verdict
 from ops.chaos.history import HistoryEvent
 from ops.chaos.moments import recoveries_s, steps_hit
@@ -16,10 +18,28 @@ SHOWN_MAX = 20
 """Of each kind of finding, so many are named in the report."""
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a run is judged by."""
+
+    verdict: Verdict
+    times: tuple[Timed, ...] = ()
+    not_calm: tuple[int, ...] = ()
+    """Faults after which the cluster did not come back."""
+    interrupted: bool = False
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the run was whole, found nothing, and all went on in time."""
+        late = any(one.missed for one in self.times)
+        return self.verdict.is_clean and not (late or self.not_calm or self.interrupted)
+
+
 def report(
-    options: "Options", outcome: "Outcome", verdict: Verdict, events: Sequence[HistoryEvent]
+    options: "Options", outcome: "Outcome", judgement: Judgement, events: Sequence[HistoryEvent]
 ) -> dict[str, object]:
     """Put the figures together. Times in seconds."""
+    verdict = judgement.verdict
     recoveries = recoveries_s(events, outcome.strikes)
     return {
         "jobs": verdict.jobs,
@@ -35,10 +55,11 @@ def report(
         "out_of_fence": len(verdict.out_of_fence),
         "rerun_reasons": dict(sorted(Counter(one.because for one in verdict.reruns).items())),
         "recovery_s_by_kind": _by_kind(outcome.strikes, recoveries),
+        "bounds": bounds.figures(judgement.times),
         "inflight_at_fault_min": min(outcome.inflight, default=0),
         "not_calm": outcome.not_calm,
         "interrupted": outcome.interrupted,
-        "ok": verdict.is_clean and not outcome.interrupted,
+        "ok": judgement.is_ok,
         "seed": options.seed,
         "plan": [
             {
@@ -48,6 +69,7 @@ def report(
                 "step": one.step,
                 "at_s": round(one.at_s, 3),
                 "for_s": round(one.over_at_s - one.at_s, 3),
+                "in_midst": one.in_midst,
                 "recovery_s": _rounded(recoveries.get(one.number)),
             }
             for one in outcome.strikes
@@ -84,8 +106,9 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
 
-def told(verdict: Verdict, recovery_s: object) -> list[str]:
+def told(judgement: Judgement, recovery_s: object) -> list[str]:
     """Say what came of it, a line each."""
+    verdict = judgement.verdict
     lines = [
         (
             f"{verdict.jobs} jobs accepted: {len(verdict.lost)} lost, "
@@ -108,7 +131,8 @@ def told(verdict: Verdict, recovery_s: object) -> list[str]:
     )
     for name, found in findings:
         lines += [f"  {name}: {_one(one)}" for one in found[:3]]
-    return lines
+    lines += [f"  not calm again: after fault {number}" for number in judgement.not_calm]
+    return [*lines, *bounds.told(judgement.times)]
 
 
 def _one(found: object) -> str:

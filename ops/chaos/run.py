@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -16,11 +17,13 @@ from broker.wire import codec, subjects
 from broker.wire.ids import BANDS, job_key
 from broker.wire.messages import Job
 from ops.chaos import faults, history
-from ops.chaos.checker import Remains, Strike, Verdict, check
+from ops.chaos.bounds import timed
+from ops.chaos.checker import Remains, Strike, check
 from ops.chaos.plan import Fault, Kind, plan
 from ops.chaos.plants import Plant
 from ops.chaos.producer import batches
-from ops.chaos.setting import OFFLINE_LANE, ONLINE_LANE, ROWS
+from ops.chaos.report import Judgement, report
+from ops.chaos.setting import OFFLINE_LANE, ONLINE_LANE, ROWS, Setting
 from ops.chaos.stage import Stage
 from producers.batch.errors import BatchError
 from producers.batch.plan import Plan
@@ -87,6 +90,8 @@ class Outcome:
     """Jobs in flight at each fault."""
     not_calm: list[int] = field(default_factory=list[int])
     """Faults after which the cluster did not come back in time."""
+    loaded_until_s: float = inf
+    """When the producers were told to stop."""
     remains: Remains = field(default_factory=Remains)
     interrupted: bool = False
 
@@ -113,7 +118,7 @@ async def run(options: Options, *, show: Show) -> Outcome:
         await stage.start()
         try:
             await _strike_all(stage, options, outcome, progress, show)
-            progress.stage = "ending"
+            progress.stage, outcome.loaded_until_s = "ending", time.time()
             await _until_quiet(stage, options.patience_s, progress, show)
         except asyncio.CancelledError:
             outcome.interrupted = True
@@ -132,6 +137,7 @@ def _uncancel() -> None:
 async def _strike_all(
     stage: Stage, options: Options, outcome: Outcome, progress: Progress, show: Show
 ) -> None:
+    in_midst = False
     for fault in plan(options.seed, options.faults, kinds=options.kinds):
         progress.stage = f"before {fault.kind}"
         show(progress)
@@ -142,11 +148,12 @@ async def _strike_all(
         progress.fault = progress.stage = fault.kind.value
         progress.struck += 1
         show(progress)
-        struck = await faults.strike(stage, fault)
+        struck = replace(await faults.strike(stage, fault), in_midst=in_midst)
         outcome.strikes.append(struck)
         if not await _calm(stage, struck, ends_min=1 if fault.soon else INFLIGHT_JOBS_MIN):
             outcome.not_calm.append(fault.number)
             _log.error("not calm after a fault", number=fault.number, kind=fault.kind.value)
+        in_midst = fault.soon
     progress.stage = "all faults done"
     # The load may still have to bring its jobs.
     while stage.heard.ends < options.jobs:
@@ -273,13 +280,15 @@ def _ids(path: Path) -> list[str]:
     ]
 
 
-def judge(options: Options, outcome: Outcome) -> tuple[Verdict, dict[str, object]]:
+def judge(options: Options, outcome: Outcome) -> tuple[Judgement, dict[str, object]]:
     """Read the histories, judge them, and put the report together."""
-    from ops.chaos.report import report  # noqa: PLC0415 - it is of the end only
-
     events = history.read(options.folder)
     verdict = check(events, outcome.strikes, outcome.remains, rows=ROWS)
-    return verdict, report(options, outcome, verdict, events)
+    setting = Setting.of(options.nats_nodes)
+    until_s = outcome.loaded_until_s
+    times = timed(events, outcome.strikes, setting=setting, loaded_until_s=until_s)
+    judgement = Judgement(verdict, times, tuple(outcome.not_calm), outcome.interrupted)
+    return judgement, report(options, outcome, judgement, events)
 
 
 def write(path: Path, figures: dict[str, object]) -> None:

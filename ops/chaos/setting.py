@@ -29,6 +29,18 @@ BATCH_LINES = 400
 LEADER_TTL_S = {1: 5.0, 3: 15.0}
 """By message servers: elections among three take 4 to 9 s."""
 
+KILLED_WORKER_S_MAX = 5.0
+"""A worker for which nobody answers is gone at the first probe, seconds after its kill; ..."""
+
+AGENT_BACK_S_MAX = 3.0
+"""... loading Python takes one; ..."""
+
+NATS_BACK_S_MAX = {1: 5.0, 3: 15.0}
+"""... clients dial again within one, and a broker is elected; three servers elect first, too."""
+
+DEAD_LEADER_TERMS_MAX = 2.0
+"""In lives of a leader's key: one until another may lead, the rest to adopt and to dispatch."""
+
 STALL_S = 5.0
 """Tokens come every 0.2 s; a machine that is busy with other things may be late by seconds."""
 
@@ -92,11 +104,19 @@ class Setting:
 
     replicas: int
     leader_ttl_s: float
+    nats_back_s_max: float
+    killed_worker_s_max: float = KILLED_WORKER_S_MAX
+    agent_back_s_max: float = AGENT_BACK_S_MAX
 
     @classmethod
     def of(cls, nats_nodes: int) -> Self:
         """Say it for so many; there are 1 or 3."""
-        return cls(nats_nodes, LEADER_TTL_S[nats_nodes])
+        return cls(nats_nodes, LEADER_TTL_S[nats_nodes], NATS_BACK_S_MAX[nats_nodes])
+
+    @property
+    def dead_leader_s_max(self) -> float:
+        """How soon after a leader's kill all that it held is to be dispatched."""
+        return DEAD_LEADER_TERMS_MAX * self.leader_ttl_s
 
 
 def write_config(folder: Path, *, name: str, url: str, setting: Setting) -> Path:

@@ -23,6 +23,7 @@ from ops.chaos.history import (
     Accepted,
     Acked,
     Died,
+    Held,
     Ordered,
     Pen,
     Recorded,
@@ -189,11 +190,13 @@ class Spy:
         )
 
     def pulled(self, delivery: Delivery) -> None:
-        """Note where a job that this broker may end itself is to be acknowledged."""
+        """Write down that this broker holds a job, and note where it may acknowledge it itself."""
         try:
-            self.acks[delivery.ack_subject] = _job_of(delivery.data)
+            job = _job_of(delivery.data)
         except codec.MalformedMessage:
             return
+        self.acks[delivery.ack_subject] = job
+        self.pen.write(Held(at_s=time.time(), job=job, by=self.name))
 
 
 def a_spy(*, folder: Path, name: str) -> Spy:

@@ -141,15 +141,15 @@ def _tell(options: "Options", outcome: "Outcome", path: Path | None) -> int:
     from ops.chaos.run import judge, write
     from ops.cli.output import say
 
-    verdict, figures = judge(options, outcome)
+    judgement, figures = judge(options, outcome)
     if path is not None:
         write(path, figures)
         say(f"Figures: {path}")
     if outcome.interrupted:
         say("Stopped before its end: jobs that were under way count as stuck, their lines as lost.")
-    for line in told(verdict, figures["recovery_s"]):
+    for line in told(judgement, figures["recovery_s"]):
         say(line)
     say(f"Histories and logs: {options.folder}")
     if outcome.interrupted:
         return ExitCode.INTERRUPTED
-    return ExitCode.OK if verdict.is_clean else ExitCode.FAILED
+    return ExitCode.OK if judgement.is_ok else ExitCode.FAILED

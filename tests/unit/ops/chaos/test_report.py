@@ -2,16 +2,20 @@
 
 from pathlib import Path
 
+from ops.chaos.bounds import Promise, Timed
 from ops.chaos.checker import Remains, Verdict, check
 from ops.chaos.plan import Kind
-from ops.chaos.report import SHOWN_MAX, report, told
+from ops.chaos.report import SHOWN_MAX, Judgement, report, told
 from ops.chaos.run import Options, Outcome
 from tests.chaos_histories import JOB, WORKER, a_life, a_run, a_strike
 
 
 def a_report(verdict: Verdict, outcome: Outcome) -> dict[str, object]:
     """Report on one job's life."""
-    return report(Options(folder=Path("unused")), outcome, verdict, a_life())
+    judgement = Judgement(
+        verdict, not_calm=tuple(outcome.not_calm), interrupted=outcome.interrupted
+    )
+    return report(Options(folder=Path("unused")), outcome, judgement, a_life())
 
 
 def test_a_clean_run() -> None:
@@ -65,6 +69,24 @@ def test_findings_are_named_a_bounded_number_of_them() -> None:
 def test_people_are_told_of_each_finding() -> None:
     """By name, and of a rerun where the job was before."""
     runs = [*a_life(), *a_run(9.0, 10.0, worker="worker-2")]
-    text = "\n".join(told(check(runs, [], Remains()), 1.0))
+    text = "\n".join(told(Judgement(check(runs, [], Remains())), 1.0))
     assert f"lost: {JOB}" in text
     assert f"{JOB}, begun on {WORKER}, and again 4.5 s later" in text
+
+
+def test_a_promise_that_was_not_kept_fails_a_run_that_lost_nothing() -> None:
+    """And people are told which, after which fault."""
+    struck = a_strike(Kind.KILL_WORKER, 4.7, number=12)
+    late = Timed(Promise.KILLED_WORKER, struck, 5.0, 8.44, disturbed=False)
+    judgement = Judgement(check([], [], Remains()), (late,))
+    assert not judgement.is_ok
+    text = "\n".join(told(judgement, 1.0))
+    assert "a killed worker's jobs run elsewhere within 5 s, but after fault 12" in text
+    assert f"(kill_worker {WORKER}) it took 8.4 s" in text
+
+
+def test_a_cluster_that_never_came_back_fails_a_run() -> None:
+    """It may have lost nothing, and still serves nobody."""
+    judgement = Judgement(check([], [], Remains()), not_calm=(3,))
+    assert not judgement.is_ok
+    assert any("after fault 3" in line for line in told(judgement, 1.0))

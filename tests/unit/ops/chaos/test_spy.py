@@ -26,6 +26,7 @@ from ops.chaos import spy as spying
 from ops.chaos.history import (
     Accepted,
     Acked,
+    Held,
     HistoryEvent,
     Ordered,
     Recorded,
@@ -163,9 +164,10 @@ async def test_an_ack_is_written_once_the_server_confirmed_it(tmp_path: Path) ->
         (delivery,) = await pulled
         await stand.bus.ack(delivery.ack_subject)
         await pull.stop()
-    (acked,) = stand.history
+    held, acked = stand.history
+    assert isinstance(held, Held)
     assert isinstance(acked, Acked)
-    assert acked.job == KEY
+    assert held.job == acked.job == KEY
 
 
 async def test_garbage_passes_unwritten(tmp_path: Path) -> None:

@@ -1,0 +1,199 @@
+"""How soon work must go on after a fault, and whether it did. Pure.
+
+A fault is judged alone: where the one before it was not waited for, or the next one came before the
+bound was over, a miss says nothing of the product and counts as disturbed.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+from ops.chaos.checker import Strike
+from ops.chaos.history import Acked, Held, HistoryEvent, Recorded, Taken
+from ops.chaos.moments import held_by, since, until_all_go_on
+from ops.chaos.plan import Kind
+from ops.chaos.setting import Setting
+
+
+class Promise(StrEnum):
+    """What is bounded."""
+
+    KILLED_WORKER = "killed_worker"
+    """From a worker's kill until the last job that it held was taken again or had ended."""
+    DEAD_LEADER = "dead_leader"
+    """From a leader's kill until the last job that it held was taken by a worker or had ended."""
+    AGENT_BACK = "agent_back"
+    """From an agent's start under an old name until it takes a job."""
+    NATS_BACK = "nats_back"
+    """From when the servers say they are ready, after 10 s, until a worker takes a job."""
+
+
+WORDS = {
+    Promise.KILLED_WORKER: "a killed worker's jobs run elsewhere",
+    Promise.DEAD_LEADER: "what a dead leader held is dispatched",
+    Promise.AGENT_BACK: "an agent that is started again takes jobs",
+    Promise.NATS_BACK: "work goes on after NATS was away for 10 s",
+}
+
+PROMISED = {
+    Kind.KILL_WORKER: (Promise.KILLED_WORKER, Promise.AGENT_BACK),
+    Kind.TERM_WORKER: (Promise.AGENT_BACK,),
+    Kind.KILL_LEADER: (Promise.DEAD_LEADER,),
+    Kind.LOSE_NATS: (Promise.NATS_BACK,),
+}
+"""What is promised after which kind of fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """How long one fault's promise took."""
+
+    promise: Promise
+    strike: Strike
+    limit_s: float
+    took_s: float
+    """Infinite: it never came."""
+    disturbed: bool
+    """By another fault: then only a time within the limit says something."""
+
+    @property
+    def judged(self) -> bool:
+        """Whether it says something of the product."""
+        return self.took_s <= self.limit_s or not self.disturbed
+
+    @property
+    def missed(self) -> bool:
+        """Whether it took longer than promised, and nothing else was the reason."""
+        return self.took_s > self.limit_s and not self.disturbed
+
+
+def timed(
+    history: Sequence[HistoryEvent],
+    strikes: Sequence[Strike],
+    *,
+    setting: Setting,
+    loaded_until_s: float = inf,
+) -> tuple[Timed, ...]:
+    """Time all that is promised. `history` is in the order of time, as are `strikes`.
+
+    `loaded_until_s`: when the producers were told to stop; without load nothing has to go on.
+    """
+    found: list[Timed] = []
+    for number, strike in enumerate(strikes):
+        next_at_s = strikes[number + 1].at_s if number + 1 < len(strikes) else loaded_until_s
+        for promise in PROMISED.get(strike.kind, ()):
+            limit_s, (from_s, took_s) = _limit_s(promise, setting), _TIMES[promise](history, strike)
+            disturbed = strike.in_midst or next_at_s < from_s + limit_s
+            found.append(Timed(promise, strike, limit_s, took_s, disturbed))
+    return tuple(found)
+
+
+def _limit_s(promise: Promise, setting: Setting) -> float:
+    match promise:
+        case Promise.KILLED_WORKER:
+            return setting.killed_worker_s_max
+        case Promise.DEAD_LEADER:
+            return setting.dead_leader_s_max
+        case Promise.AGENT_BACK:
+            return setting.agent_back_s_max
+        case Promise.NATS_BACK:
+            return setting.nats_back_s_max
+
+
+# ---- how long it took: since when, and the time ----
+
+
+def _killed_worker(history: Sequence[HistoryEvent], strike: Strike) -> tuple[float, float]:
+    before, after = since(history, strike.at_s)
+    return strike.at_s, until_all_go_on(after, held_by(before, strike.member), strike.at_s)
+
+
+def _dead_leader(history: Sequence[HistoryEvent], strike: Strike) -> tuple[float, float]:
+    before, after = since(history, strike.at_s)
+    return strike.at_s, until_all_go_on(after, _waiting_at(before, strike.member), strike.at_s)
+
+
+def _waiting_at(before: Iterable[HistoryEvent], broker: str) -> set[str]:
+    """Name the jobs that a broker had pulled, and that no worker had taken from it."""
+    waiting: set[str] = set()
+    for event in before:
+        match event:
+            case Held(job=job, by=holder):
+                (waiting.add if holder == broker else waiting.discard)(job)
+            case Taken(job=job) | Recorded(job=job) | Acked(job=job):
+                waiting.discard(job)
+            case _:
+                pass
+    return waiting
+
+
+def _agent_back(history: Sequence[HistoryEvent], strike: Strike) -> tuple[float, float]:
+    _, after = since(history, strike.back_at_s)
+    taken = (one for one in _taken(after) if one.worker == strike.member)
+    return strike.back_at_s, _first(taken, strike.back_at_s)
+
+
+def _nats_back(history: Sequence[HistoryEvent], strike: Strike) -> tuple[float, float]:
+    _, after = since(history, strike.over_at_s)
+    return strike.over_at_s, _first(_taken(after), strike.over_at_s)
+
+
+def _taken(events: Iterable[HistoryEvent]) -> Iterable[Taken]:
+    return (event for event in events if isinstance(event, Taken))
+
+
+def _first(events: Iterable[HistoryEvent], from_s: float) -> float:
+    first = next(iter(events), None)
+    return inf if first is None else first.at_s - from_s
+
+
+_TIMES: dict[Promise, Callable[[Sequence[HistoryEvent], Strike], tuple[float, float]]] = {
+    Promise.KILLED_WORKER: _killed_worker,
+    Promise.DEAD_LEADER: _dead_leader,
+    Promise.AGENT_BACK: _agent_back,
+    Promise.NATS_BACK: _nats_back,
+}
+
+
+# ---- as it is reported ----
+
+
+def figures(times: Iterable[Timed]) -> dict[str, dict[str, object]]:
+    """Sum up by promise and kind of fault. Times in seconds, of those that are judged."""
+    sums: dict[str, dict[str, object]] = {}
+    by_promise: dict[Promise, list[Timed]] = defaultdict(list)
+    for one in times:
+        by_promise[one.promise].append(one)
+    for promise, all_of_it in sorted(by_promise.items()):
+        sums[promise.value] = {"limit_s": all_of_it[0].limit_s}
+        for kind in sorted({one.strike.kind for one in all_of_it}):
+            sums[promise.value][kind.value] = _sum([x for x in all_of_it if x.strike.kind == kind])
+    return sums
+
+
+def _sum(times: Sequence[Timed]) -> dict[str, object]:
+    judged = [one for one in times if one.judged]
+    took_s = sorted(one.took_s for one in judged if one.took_s < inf)
+    return {
+        "judged": len(judged),
+        "missed": sum(one.missed for one in judged),
+        "disturbed": len(times) - len(judged),
+        "p50": round(took_s[len(took_s) // 2], 3) if took_s else 0.0,
+        "max": round(took_s[-1], 3) if took_s else 0.0,
+    }
+
+
+def told(times: Iterable[Timed]) -> list[str]:
+    """Say which promises were not kept, a line each."""
+    return [
+        f"  too late: {WORDS[one.promise]} within {one.limit_s:g} s, but after fault "
+        f"{one.strike.number} ({one.strike.kind.value} {one.strike.member}) {_how_late(one)}"
+        for one in times
+        if one.missed
+    ]
+
+
+def _how_late(one: Timed) -> str:
+    return "never" if one.took_s == inf else f"it took {one.took_s:.1f} s"
