@@ -21,7 +21,7 @@ from broker.bus.memory_clock import ManualClock
 from broker.core import decisions as do
 from broker.core.events import DispatchAllowed, Event, JobSpec
 from broker.core.policy import LanePolicy, LeasePolicy, Policy
-from broker.service.config import BrokerConfig, Config
+from broker.service.config import BrokerConfig, Config, StreamsConfig
 from broker.service.election import Term
 from broker.service.fleet import Fleet
 from broker.service.held import Held, Shelf, Stage
@@ -67,13 +67,21 @@ QUICK_LEASES = LeasePolicy(
 
 
 def a_config(
-    *, lanes: tuple[LanePolicy, ...] = (), policy: dict[str, Any] | None = None, **broker: Any
+    *,
+    lanes: tuple[LanePolicy, ...] = (),
+    policy: dict[str, Any] | None = None,
+    streams: dict[str, Any] | None = None,
+    **broker: Any,
 ) -> Config:
-    """Two lanes, one model; `broker` goes into `[broker]`, `policy` into `[policy]`."""
+    """Two lanes, one model; `broker`, `policy` and `streams` go into the tables of that name."""
     lanes = lanes or (LanePolicy(name=LANE), LanePolicy(name=OTHER_LANE))
     wanted: dict[str, Any] = {"models": (MODEL,), "lanes": lanes, **(policy or {})}
     ours: dict[str, Any] = {"decision_log_bytes_max": 0, "http_port": 0, **broker}
-    return Config(policy=Policy(**wanted), broker=BrokerConfig(**ours))
+    return Config(
+        policy=Policy(**wanted),
+        broker=BrokerConfig(**ours),
+        streams=StreamsConfig(**(streams or {})),
+    )
 
 
 class Window:

@@ -3,7 +3,15 @@
 from collections.abc import Iterable
 from typing import Any
 
-from broker.service.snapshot import LaneView, PoolView, QueueView, RowView, StatusView, WorkerView
+from broker.service.snapshot import (
+    LaneView,
+    PoolView,
+    QueueView,
+    RowView,
+    StatusView,
+    WatchView,
+    WorkerView,
+)
 
 
 def a_worker_view(**fields: Any) -> WorkerView:
@@ -85,6 +93,7 @@ def a_status_view(**fields: Any) -> StatusView:
         "inflight_jobs": 2,
         "held_bytes_max": 512 * 1024 * 1024,
         "pools": (a_pool_view(),),
+        "watches": (WatchView(name="link", alarms=2), WatchView(name="store")),
     }
     return StatusView(**{**defaults, **fields})
 

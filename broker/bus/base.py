@@ -136,6 +136,8 @@ class StreamState:
     bytes: int
     first_sequence: int
     last_sequence: int
+    bytes_max: int = 0
+    """Bound of `bytes` as it stands at the server; 0 = none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,7 @@ class MemoryStream:
             bytes=self._bytes,
             first_sequence=next(iter(self._messages), self.last_sequence + 1),
             last_sequence=self.last_sequence,
+            bytes_max=self.spec.max_bytes,
         )
 
     def takes(self, subject: str) -> bool:

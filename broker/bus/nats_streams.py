@@ -122,11 +122,15 @@ class Streams:
 
     async def stream_state(self, stream: str, *, subject: str = "") -> StreamState:
         """State of a stream, or with `subject` that subject's count in it."""
-        state = (await self.ask(f"STREAM.INFO.{stream}")).state
+        answer = await self.ask(f"STREAM.INFO.{stream}")
+        state, bytes_max = answer.state, answer.config.get("max_bytes", -1)
+        assert isinstance(bytes_max, int), "a number, by the server's own schema"
         messages = state.messages
         if subject:
             messages = sum((await self.subject_counts(stream, subject=subject)).values())
-        return StreamState(messages, state.bytes, state.first_seq, state.last_seq)
+        return StreamState(
+            messages, state.bytes, state.first_seq, state.last_seq, bytes_max=max(0, bytes_max)
+        )
 
     async def subject_counts(self, stream: str, *, subject: str) -> dict[str, int]:
         """Messages per subject, page by page (the server tells of 100,000 at once)."""

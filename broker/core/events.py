@@ -1,5 +1,6 @@
 """What the world tells the mind. Each event has its time, `at_s` (Unix s, never going back)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -156,6 +157,8 @@ class ResultsStand:
     lane: str
     stored_bytes: int
     mean_bytes: float
+    bytes_max: float = math.inf
+    """What may stand at most, whatever the rows say: their stream holds little more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Quotas:
             if known is not None:
                 usage.stored_bytes = known.stored_bytes
                 usage.result_bytes_mean = known.result_bytes_mean
+                usage.stored_bytes_max = known.stored_bytes_max
         form_cohorts(self.rows)
         self.released: dict[str, None] = {}
         """Models whose jobs may pass again since this was last cleared."""
@@ -99,12 +100,15 @@ class Quotas:
             if delta_tokens < 0:
                 self._gave_way(usage)
 
-    def results_stand(self, lane: str, *, stored_bytes: float, mean_bytes: float) -> None:
-        """Take how much a lane's results take, and how much one of them does."""
+    def results_stand(
+        self, lane: str, *, stored_bytes: float, mean_bytes: float, bytes_max: float
+    ) -> None:
+        """Take how much a lane's results take, how much one of them does, and how much all may."""
         for usage in self.rows:
             if usage.row.lane == lane and usage.row.result_bytes_max is not None:
                 lacked = usage.lacks_result_room
                 usage.stored_bytes, usage.result_bytes_mean = stored_bytes, mean_bytes
+                usage.stored_bytes_max = bytes_max
                 if lacked and not usage.lacks_result_room:
                     self._gave_way(usage)
 
@@ -148,7 +152,7 @@ def results_refusal(rows: Iterable[RowUsage]) -> Refusal | None:
     """Find a row whose lane has as many bytes of results as it may."""
     for usage in rows:
         if usage.lacks_result_room:
-            limit = float(usage.row.result_bytes_max or 0)
+            limit = usage.result_bytes_limit
             return Refusal(usage, usage.result_bytes, limit, of_results=True)
     return None
 

@@ -55,6 +55,8 @@ class RowUsage:
     stored_bytes: float = 0.0
     """Of its lane's results, by the last word of them and the ends since."""
     result_bytes_mean: float = RESULT_BYTES_TYPICAL
+    stored_bytes_max: float = math.inf
+    """What the stream of its lane's results can hold, where that is less than the row allows."""
     claim: Claim | None = None
     """A seat and tokens of it are kept for a job that would wait for ever."""
 
@@ -76,8 +78,14 @@ class RowUsage:
     @property
     def lacks_result_room(self) -> bool:
         """Whether the result of one more job would be too much."""
-        limit = self.row.result_bytes_max
-        return limit is not None and self.result_bytes + self.result_bytes_mean > limit
+        if self.row.result_bytes_max is None:
+            return False
+        return self.result_bytes + self.result_bytes_mean > self.result_bytes_limit
+
+    @property
+    def result_bytes_limit(self) -> float:
+        """Bytes of results that may stand: the row's bound, or its stream's if that is less."""
+        return min(float(self.row.result_bytes_max or 0), self.stored_bytes_max)
 
     def keeps_seat(self, job: JobSpec) -> bool:
         """Say whether its last seat is kept from a job."""

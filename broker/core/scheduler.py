@@ -172,8 +172,10 @@ class Scheduler:
                 queue = mind.queues.queue(lane=lane, band=band, model=model)
                 queue.pool.pending_jobs[band] += pending_jobs - queue.pending_jobs
                 queue.pending_jobs = pending_jobs
-            case ResultsStand(_, lane, stored_bytes, mean_bytes):
-                mind.quotas.results_stand(lane, stored_bytes=stored_bytes, mean_bytes=mean_bytes)
+            case ResultsStand(_, lane, stored_bytes, mean_bytes, bytes_max):
+                mind.quotas.results_stand(
+                    lane, stored_bytes=stored_bytes, mean_bytes=mean_bytes, bytes_max=bytes_max
+                )
             case DispatchAllowed(_, allowed):
                 self._allow(allowed=allowed)
             case PolicyChanged(_, policy):

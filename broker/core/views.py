@@ -247,7 +247,7 @@ class Views:
             usage.bucket_tokens,
             row.tokens_per_min,
             usage.result_bytes,
-            row.result_bytes_max,
+            None if row.result_bytes_max is None else int(usage.result_bytes_limit),
         )
 
     def _worker(self, worker: Worker) -> WorkerView:

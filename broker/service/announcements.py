@@ -8,13 +8,11 @@ queues each second in turn.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 import structlog
 
 from broker.bus.base import Bus, BusError, ConsumerSpec
-from broker.core.events import Event, QueueDepth, ResultsStand
-from broker.core.rows import RESULT_BYTES_TYPICAL
+from broker.core.events import Event, QueueDepth
 from broker.core.scheduler import Scheduler
 from broker.service.config import Config
 from broker.service.learned import Learned
@@ -52,7 +50,7 @@ class Announcements:
         tell: Callable[[Event], None],
         now: Callable[[], float],
     ) -> None:
-        """Send by `mail`; `tell` hears what the server said of queues and results."""
+        """Send by `mail`; `tell` hears what the server said of queues."""
         self._bus = bus
         self._config = config
         self._scheduler = scheduler
@@ -93,27 +91,6 @@ class Announcements:
             return
         lane, band, model = address.lane, address.band, address.model
         self._tell(QueueDepth(self._now(), lane, band, model, state.pending))
-
-    async def poll_results(self) -> None:
-        """Ask how much results take, where a row bounds that, each second, until cancelled."""
-        while True:
-            await asyncio.sleep(QUEUE_STATE_S)
-            for lane in self.bounded_lanes:
-                with suppress(BusError):
-                    await self.poll_result(lane)
-
-    @property
-    def bounded_lanes(self) -> tuple[str, ...]:
-        """Lanes of whose results some row bounds the size."""
-        rows = self._config.policy.quotas
-        lanes = (row.lane for row in rows if row.result_bytes_max is not None)
-        return tuple(dict.fromkeys(lane for lane in lanes if lane is not None))
-
-    async def poll_result(self, lane: str) -> None:
-        """Ask how much one lane's results take. Raises BusError."""
-        state = await self._bus.stream_state(subjects.results_stream(lane))
-        mean_bytes = state.bytes / state.messages if state.messages else RESULT_BYTES_TYPICAL
-        self._tell(ResultsStand(self._now(), lane, state.bytes, mean_bytes))
 
     async def publish_learned(self) -> None:
         """Tell clients what was learned of the models' tokens, until cancelled."""

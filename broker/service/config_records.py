@@ -63,6 +63,8 @@ class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """As many differences in one comparison raise the alarm, ..."""
     reconcile_alarm_ratio: Share = 0.01
     """... or this share of the jobs in flight, whichever is more."""
+    loop_stuck_s_max: Annotated[float, Meta(ge=0)] = 60.0
+    """A process whose loop has stood still for this long ends itself; 0: never."""
     renew_s: Annotated[float, Meta(ge=0.1)] = 20.0
     """Between two renewals of a held job's ack-wait."""
     window_online_jobs: Window = 512

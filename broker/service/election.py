@@ -60,6 +60,18 @@ class Election:
         self._ttl_s = ttl_s
         self._now = now
         self._revision = 0
+        self._write_s = 0.0
+        self._writing_since_s: float | None = None
+
+    @property
+    def write_s(self) -> float:
+        """Seconds that the last renewal of the key took, or the one under way has taken so far.
+
+        It is a small write like any other, so it tells how the server's disk is; 0 before any.
+        """
+        if self._writing_since_s is None:
+            return self._write_s
+        return max(self._write_s, self._now() - self._writing_since_s)
 
     async def win(self) -> Term:
         """Wait until the key is ours."""
@@ -91,6 +103,7 @@ class Election:
             if left_s <= 0:
                 _log.warning("election.stepping_down", epoch=term.epoch, cause="no renewal in time")
                 return
+            self._writing_since_s = started_at_s
             try:
                 async with asyncio.timeout(left_s):
                     self._revision = await self._bus.kv_update(
@@ -110,6 +123,9 @@ class Election:
                 _log.warning("election.renewal_failed", epoch=term.epoch, error=str(error))
             else:
                 renewed_at_s = started_at_s
+            finally:
+                self._write_s = self._now() - started_at_s
+                self._writing_since_s = None
             await asyncio.sleep(min(self._ttl_s * RENEW_SHARE, max(left_s / 4, 0.01)))
 
     async def resign(self) -> None:

@@ -68,6 +68,11 @@ class Fleet:
         oldest_s = self._clock_s() - within_s
         return [heard.heartbeat for heard in self._heard.values() if heard.heard_s >= oldest_s]
 
+    def notice(self, worker: str) -> str:
+        """Return what a worker last said that keeps it from ending jobs; empty: nothing."""
+        heard = self._heard.get(worker)
+        return "" if heard is None else heard.heartbeat.notice
+
     def _clock_s(self) -> float:
         return self._spoken_s + min(self._now() - self._spoken_at_s, SILENCE_S_MAX)
 

@@ -29,6 +29,7 @@ from broker.service.queues import queue_consumers, window_of
 from broker.service.reconcile import Reconciler
 from broker.service.recovery import collect_inventories, reset_queues, until_answered
 from broker.service.renewals import Renewals
+from broker.service.results_room import ResultsRoom, policy_of
 from broker.service.snapshot import SnapshotSource
 from broker.wire import subjects
 from broker.wire.messages import TerminalRecord
@@ -58,7 +59,7 @@ class Leadership:
         """Build the mind and its hands for one epoch."""
         self.term = term
         self._bus = bus
-        self._fleet = fleet
+        self.fleet = fleet
         self._config = config
         self._observer = observer
         self._learned = learned
@@ -108,6 +109,8 @@ class Leadership:
             tell=self.loop.tell,
             now=now,
         )
+        lanes = tuple(lane.name for lane in config.policy.lanes)
+        self.results_room = ResultsRoom(bus, lanes, tell=self.loop.tell, now=now)
         self._pulls: dict[JobAddress, Pull] = {}
         self.ready = False
 
@@ -152,7 +155,7 @@ class Leadership:
     async def _lead(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                self._fleet.listener = self.loop
+                self.fleet.listener = self.loop
                 for background in (
                     self.loop.run(),
                     self.outbox.run(),
@@ -167,7 +170,7 @@ class Leadership:
                     self.reconciler.run(every_s=self._config.broker.reconcile_s),
                     self.announcements.publish_states(),
                     self.announcements.poll_depths(self.queues),
-                    self.announcements.poll_results(),
+                    self.results_room.run(),
                     self.announcements.publish_learned(),
                 ):
                     group.create_task(duty)
@@ -175,7 +178,7 @@ class Leadership:
                 _log.info("leadership.ready", epoch=self.term.epoch, queues=len(self.queues))
         finally:
             self.ready = False
-            self._fleet.listener = None
+            self.fleet.listener = None
             for pull in self._pulls.values():
                 pull.resize(0)
 
@@ -189,7 +192,7 @@ class Leadership:
         )
         silent = await collect_inventories(
             self._bus,
-            self._fleet,
+            self.fleet,
             epoch=self.term.epoch,
             heartbeat_s=leases.heartbeat_s,
             lease_s=leases.lease_s,
@@ -202,8 +205,8 @@ class Leadership:
             recreated=sum(mark.recreated for mark in marks),
             silent_workers=silent,
         )
-        for lane in self.announcements.bounded_lanes:
-            await until_answered(partial(self.announcements.poll_result, lane))
+        for lane in self.results_room.lanes:
+            await until_answered(partial(self.results_room.look, lane))
         for address in self.queues:
             await until_answered(partial(self._open, address))
         self.loop.tell(DispatchAllowed(self._now()))
@@ -259,6 +262,6 @@ class Leadership:
 
 
 def _make_mind(config: Config, term: Term) -> Scheduler:
-    policy = config.policy
+    policy = policy_of(config)
     router, rng = make_router(policy.routing), random.Random(term.epoch)
     return Scheduler(policy, epoch=term.epoch, router=router, rng=rng)

@@ -22,12 +22,14 @@ from broker.service.election import Election
 from broker.service.fleet import Fleet
 from broker.service.leadership import Leadership
 from broker.service.learned import Learned
+from broker.service.loop_watch import LoopWatch
 from broker.service.metrics import Metrics
 from broker.service.observer import Observer
 from broker.service.offer import publish_offers, told_bytes_per_token
 from broker.service.queues import models_of, topology_of
 from broker.service.status import Health, PageUnavailable, StatusServer
 from broker.service.views import Snapshots
+from broker.service.watchdogs import Watchdogs, cut, full, risen, slow
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_UNREACHABLE = 1, 2, 3
 
@@ -60,11 +62,33 @@ class Broker:
         self._observer = Observer(metrics, log, self._learned)
         self._metrics = metrics
         self.fleet = Fleet(now=self._now, malformed=self._observer.malformed)
-        self.snapshots = Snapshots(config, self._learned, now=self._now)
         self.election = Election(
             bus, broker=config.broker.name, ttl_s=config.broker.leader_ttl_s, now=self._now
         )
+        self.loop_watch = LoopWatch(stuck_s_max=config.broker.loop_stuck_s_max)
+        self.watchdogs = self._make_watchdogs(log)
+        self.snapshots = Snapshots(
+            config, self._learned, watches=self.watchdogs.views, now=self._now
+        )
         bus.on_link(self._link_changed)
+
+    def _make_watchdogs(self, log: DecisionLog) -> Watchdogs:
+        counts = self._bus.counts
+        stalled = "messages waited and none was delivered"
+        return Watchdogs(
+            {
+                "link": cut(self._bus),
+                "deliveries": risen(counts, "pulls_stalled", stalled),
+                "loop": self.loop_watch.looked_at(),
+                "store": slow(lambda: self.election.write_s),
+                "results": full(self._scarce_lanes),
+                "log": lambda: log.trouble,
+            },
+            now=self._now,
+        )
+
+    def _scarce_lanes(self) -> tuple[str, ...]:
+        return self.leadership.results_room.scarce if self.leadership is not None else ()
 
     @property
     def leadership(self) -> Leadership | None:
@@ -99,6 +123,12 @@ class Broker:
 
     async def run(self) -> None:
         """Stand for election and lead, again and again, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.loop_watch.run())
+            group.create_task(self.watchdogs.run())
+            await self._lead_for_ever()
+
+    async def _lead_for_ever(self) -> None:
         pause_s = LEAD_AGAIN_S_MIN
         while True:
             began_at_s = self._now()

@@ -51,6 +51,15 @@ def _status(status: StatusView) -> Iterator[Metric]:
     )
     for name, text, value in gauges:
         yield GaugeMetricFamily(f"inferlane_{name}", text, value=value)
+    labels = ("watchdog",)
+    text = "1: something is wrong, or was within the last minute; the status page says what."
+    alarm = GaugeMetricFamily("inferlane_watchdog_alarm", text, labels=labels)
+    alarms = CounterMetricFamily("inferlane_watchdog_alarms", "Times it began.", labels=labels)
+    for watch in status.watches:
+        alarm.add_metric((watch.name,), float(bool(watch.trouble)))
+        alarms.add_metric((watch.name,), watch.alarms)
+    yield alarm
+    yield alarms
 
 
 def _pools(pools: Sequence[PoolView]) -> Iterator[Metric]:
@@ -172,6 +181,7 @@ def _workers(workers: list[WorkerView]) -> Iterator[Metric]:
         ("up", "1: live and ready; 0: suspect, gone or loading.", _up),
         ("draining", "1: takes nothing new.", lambda one: float(one.draining)),
         ("breaker", "0: closed; 1: half-open, one job is tried; 2: open, nothing new.", _breaker),
+        ("notice", "1: something keeps it from ending jobs; the status page says what.", _notice),
         ("breaker_openings", "Times it opened since the worker joined.", _openings),
         ("slots", "Jobs it can run at once.", lambda one: one.slots),
         ("inflight_jobs", "Jobs leased to it.", lambda one: one.inflight_jobs),
@@ -197,6 +207,10 @@ def _up(worker: WorkerView) -> float:
 
 def _breaker(worker: WorkerView) -> float:
     return {"closed": 0.0, "half_open": 1.0}.get(worker.breaker, 2.0)
+
+
+def _notice(worker: WorkerView) -> float:
+    return float(bool(worker.notice))
 
 
 def _openings(worker: WorkerView) -> float:

@@ -21,6 +21,16 @@ SLICE_S = 0.0005
 _T = TypeVar("_T")
 
 
+class WatchView(Struct, frozen=True, kw_only=True):
+    """What one watchdog sees."""
+
+    name: str
+    trouble: str = ""
+    """What is wrong, or was within the last minute; empty: nothing."""
+    alarms: int = 0
+    """Times that something began to be wrong."""
+
+
 class StatusView(Struct, frozen=True, kw_only=True):
     """The broker itself."""
 
@@ -35,6 +45,7 @@ class StatusView(Struct, frozen=True, kw_only=True):
     inflight_jobs: int
     held_bytes_max: int = 0
     pools: tuple["PoolView", ...] = ()
+    watches: tuple[WatchView, ...] = ()
 
 
 class PoolView(Struct, frozen=True, kw_only=True):
@@ -135,6 +146,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     """`open`: its last jobs failed, nothing new goes there; `half_open`: one job is tried."""
     breaker_openings: int = 0
     """Since it joined."""
+    notice: str = ""
+    """What keeps it from ending jobs, in its own words."""
 
 
 class DifferenceView(Struct, frozen=True, kw_only=True):

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 import orjson
 from aiohttp import web
 
+from broker.service.loop_watch import STALL_S
 from broker.service.metrics import CONTENT_TYPE, Metrics
 from broker.service.snapshot import SnapshotSource
 from broker.service.status_page import page
-
-STALL_S = 5.0
-"""A loop that has not turned for this long is not alive: a hundred of its ticks."""
 
 HEADER_BYTES_MAX = 4096
 """Longest request line, and longest header."""

@@ -22,6 +22,9 @@ REFRESH_S = 2
 ROWS_MAX = 200
 """Lines shown of each table; the command line and /metrics have all."""
 
+NOTICES_MAX = 10
+"""Workers' notices shown: where more have one, it is the same."""
+
 LINES_AT_ONCE_MAX = 25
 """Lines made before the loop gets its turn: some 0.2 ms."""
 
@@ -51,7 +54,7 @@ async def page(source: SnapshotSource, *, role: str, reason: str) -> str:
     status = source.status()
     lanes = [lane async for lane in sliced(source.lanes())]
     workers = [worker async for worker in sliced(source.workers())]
-    parts = [_head(status, role, reason), *_problems(workers, role)]
+    parts = [_head(status, role, reason), *_alarms(status), *_problems(workers, role)]
     for table in (_pools(status), _workers(workers), _queues(lanes), _rows(lanes)):
         parts += [part async for part in sliced(table, at_once_max=LINES_AT_ONCE_MAX)]
     return "\n".join([*parts, "</body></html>\n"])
@@ -71,6 +74,12 @@ def _head(status: StatusView, role: str, reason: str) -> str:
     )
 
 
+def _alarms(status: StatusView) -> Iterator[str]:
+    for watch in status.watches:
+        if watch.trouble:
+            yield f'<p class="bad">{escape(watch.name)}: {escape(watch.trouble)}</p>'
+
+
 def _problems(workers: list[WorkerView], role: str) -> list[str]:
     if role != "leader":
         note = "This broker stands by: the leader's page has workers and queues."
@@ -78,7 +87,10 @@ def _problems(workers: list[WorkerView], role: str) -> list[str]:
     if not any(worker.phase == "live" and worker.ready for worker in workers):
         note = "No worker is ready: jobs wait. Start one with <code>inferlane worker</code>."
         return [f'<p class="bad">{note}</p>']
-    return []
+    told = [worker for worker in workers if worker.notice][:NOTICES_MAX]
+    return [
+        f'<p class="bad">{escape(worker.worker)}: {escape(worker.notice)}</p>' for worker in told
+    ]
 
 
 def _pools(status: StatusView) -> Iterator[str]:

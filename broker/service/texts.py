@@ -15,7 +15,7 @@ _TEXTS = {
     Reason.QUOTA_EXCEEDED: "The job is larger than a quota row allows; make it smaller.",
     Reason.RESULTS_FULL: (
         "The lane's results take all the room they may: delete some, wait until they expire, or "
-        "have an operator raise result_bytes_max."
+        "have an operator raise result_bytes_max, or streams.results_bytes_max."
     ),
     Reason.DEADLINE_INFEASIBLE: "The deadline can't be met at today's load; allow more time.",
     Reason.DEADLINE_EXPIRED: "The deadline passed before the job could run; allow more time.",

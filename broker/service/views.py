@@ -15,6 +15,7 @@ from broker.service.snapshot import (
     QueueView,
     RowView,
     StatusView,
+    WatchView,
     WorkerView,
 )
 from broker.wire.messages import LaneState, QueueState
@@ -26,9 +27,17 @@ if TYPE_CHECKING:
 class Snapshots:
     """Tells the cluster's state now (`snapshot.SnapshotSource`); little of it while standing by."""
 
-    def __init__(self, config: Config, learned: Learned, *, now: Callable[[], float]) -> None:
-        """Stand by."""
+    def __init__(
+        self,
+        config: Config,
+        learned: Learned,
+        *,
+        watches: Callable[[], tuple[WatchView, ...]] = tuple,
+        now: Callable[[], float],
+    ) -> None:
+        """Stand by. `watches` tells what the watchdogs see."""
         self._config = config
+        self._watches = watches
         self._learned = learned
         self._now = now
         self._since_s = now()
@@ -53,6 +62,7 @@ class Snapshots:
             inflight_jobs=inflight,
             held_bytes_max=self._config.broker.held_bytes_max,
             pools=tuple(map(_pool, leadership.scheduler.views.pools())) if leadership else (),
+            watches=self._watches(),
         )
 
     def lanes(self) -> Iterable[LaneView]:
@@ -64,7 +74,8 @@ class Snapshots:
         """Tell each known worker."""
         leadership = self.leadership
         for worker in leadership.scheduler.views.workers() if leadership else ():
-            yield _worker(worker, self._learned)
+            notice = leadership.fleet.notice(worker.worker) if leadership else ""
+            yield _worker(worker, self._learned, notice=notice)
 
 
 def lane_views(scheduler: Scheduler, policy: Policy) -> Iterator[LaneView]:
@@ -151,7 +162,7 @@ def _row(row: mind.RowView) -> RowView:
     )
 
 
-def _worker(worker: mind.WorkerView, learned: Learned) -> WorkerView:
+def _worker(worker: mind.WorkerView, learned: Learned, *, notice: str) -> WorkerView:
     return WorkerView(
         worker=worker.worker,
         phase=worker.phase,
@@ -171,4 +182,5 @@ def _worker(worker: mind.WorkerView, learned: Learned) -> WorkerView:
         incarnation=worker.incarnation,
         breaker=worker.breaker,
         breaker_openings=worker.breaker_openings,
+        notice=notice,
     )

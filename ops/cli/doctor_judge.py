@@ -25,6 +25,19 @@ SIGNAL_S_MAX = 3.0
 
 DISK_RATIO_MAX = 0.9
 
+SCARCE_RATIO, FULL_RATIO = 0.85, 0.95
+"""Of a stream of results: a lane is refused new jobs beyond the second (`results_room`)."""
+
+TO_DO = {
+    "link": "look at the network between broker and server, and at the server's log",
+    "deliveries": "asked for anew by itself; if it comes again, look at the server's log",
+    "loop": "the broker's log says what held it (loop.stalled); is its machine overloaded?",
+    "store": "look at the disk of the server's store, and at who else writes there",
+    "results": "make room as said under results; lanes with room go on",
+    "log": "make room on the disk of broker.state_dir; no job depends on it",
+}
+"""By watchdog, `ops/docs/watchdogs.md`."""
+
 MILLION = 1_000_000
 
 INDEX_ENTRY_BYTES = 86
@@ -51,7 +64,9 @@ def judge(facts: Facts, *, line_bytes: int) -> Iterator[Finding]:
     yield from _durability(facts)
     yield from _streams(facts)
     yield from _room(facts, line_bytes=line_bytes)
+    yield from _results(facts)
     yield from _broker(facts)
+    yield from _watchdogs(facts)
     yield from _workers(facts)
     yield from _index(facts)
     yield from _clocks(facts)
@@ -224,6 +239,39 @@ def _broker(facts: Facts) -> Iterator[Finding]:
         yield ok("ports", f"status page at http://{address}: {facts.page}")
 
 
+def _results(facts: Facts) -> Iterator[Finding]:
+    """Judge whether jobs can end: each leaves a record, and a full stream takes none."""
+    scarce = 0
+    for name in _of_kind(facts, "RESULTS_"):
+        stream, lane = facts.streams[name], name.removeprefix("RESULTS_")
+        bytes_max = int(stream.config.get("max_bytes", -1))
+        if bytes_max <= 0 or stream.stored_bytes < SCARCE_RATIO * bytes_max:
+            continue
+        scarce += 1
+        found = f"{name} holds {size(stream.stored_bytes)} of {size(bytes_max)}"
+        to_do = (
+            "raise streams.results_bytes_max, lower streams.results_age_s_max, or delete results"
+            f" that were read (nats stream purge {name} --keep N)"
+        )
+        if stream.stored_bytes < FULL_RATIO * bytes_max:
+            yield warn("results", f"{found}: soon no job of lane {lane} can end", to_do)
+        else:
+            yield fail("results", f"{found}: lane {lane} takes no jobs until it has room", to_do)
+    if not scarce:
+        yield ok("results", "there is room for more in each lane")
+
+
+def _watchdogs(facts: Facts) -> Iterator[Finding]:
+    watches = facts.status.watches if facts.status is not None else ()
+    for watch in watches:
+        if watch.trouble:
+            yield warn("watchdogs", f"{watch.name}: {watch.trouble}", TO_DO[watch.name])
+    if watches and not any(watch.trouble for watch in watches):
+        alarms = sum(watch.alarms for watch in watches)
+        raised = f"{alarms:,} alarm{'' if alarms == 1 else 's'} since the broker's start"
+        yield ok("watchdogs", f"{len(watches)} watch, nothing is wrong now; {raised}")
+
+
 def _workers(facts: Facts) -> Iterator[Finding]:
     if facts.status is None:
         return
@@ -238,6 +286,9 @@ def _workers(facts: Facts) -> Iterator[Finding]:
         elif not one.ready:
             found = f"{one.worker} is alive and not ready: its engine loads, or does not answer"
             yield warn("workers", found, f"look at the engine of {one.worker}")
+        elif one.notice:
+            to_do = f"look at the agent's log on the host of {one.worker}"
+            yield warn("workers", f"{one.worker} says: {one.notice}", to_do)
         elif one.breaker != "closed":
             found = f"{one.worker} fails its jobs: {one.breaker.replace('_', '-')} breaker"
             yield warn("workers", found, f"look at the engine of {one.worker}, and its agent's log")

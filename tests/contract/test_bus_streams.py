@@ -203,6 +203,7 @@ class TestStreams:
             await world.bus.append(subject, b"x")
         await world.bus.delete_message(STREAM, 1)
         state = await world.bus.stream_state(STREAM)
+        assert state.bytes_max == 0
         assert (state.messages, state.first_sequence, state.last_sequence) == (2, 2, 3)
         assert state.bytes > 0
         assert (await world.bus.stream_state(STREAM, subject="jobs.a.1.m")).messages == 1

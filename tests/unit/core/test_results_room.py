@@ -28,6 +28,19 @@ def stand(cluster: Cluster, stored_bytes: int, *, lane: str = LANE) -> list[Any]
     return cluster.step(ResultsStand(cluster.at_s, lane, stored_bytes, MEAN_BYTES))
 
 
+def test_a_stream_that_holds_less_than_the_row_allows_counts_for_itself() -> None:
+    """Its bound was lowered at the server, say; raised again, all go on."""
+    cluster = a_cluster(stored_bytes=7000)
+    cluster.step(ResultsStand(cluster.at_s, LANE, 7000, MEAN_BYTES, bytes_max=7500.0))
+    (refused,) = of(Reject, cluster.hold(a_spec("j1")))
+    assert (refused.reason, refused.limit) == (Reason.RESULTS_FULL, 7500.0)
+    assert cluster.scheduler.views.rows()[0].result_bytes_max == 7500
+    cluster.step(PolicyChanged(cluster.at_s, a_policy(ROW, QuotaRow(band=3, inflight_jobs_max=1))))
+    assert of(Reject, cluster.hold(a_spec("j2")))
+    stand(cluster, 7000)
+    assert keys(Dispatch, cluster.hold(a_spec("j3"))) == [f"{LANE}.j3"]
+
+
 def test_jobs_in_flight_count_with_what_they_will_add() -> None:
     """Seven thousand bytes stand: three jobs may run, a fourth online one is turned away."""
     cluster = a_cluster(stored_bytes=7000)

@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from broker.core.events import QueueDepth, ResultsStand
+from broker.core.events import QueueDepth
 from broker.core.policy import LanePolicy, QuotaRow
-from broker.core.rows import RESULT_BYTES_TYPICAL
 from broker.service import announcements as module
 from broker.service.announcements import DEPTH_POLLS_MAX
 from broker.service.queues import queue_consumers
@@ -72,48 +71,9 @@ async def test_a_depth_that_cannot_be_had_is_asked_for_in_its_next_turn() -> Non
         assert depths(desk) == []
 
 
-def _results(desk: Desk) -> list[ResultsStand]:
-    return [one for one in desk.seen.events if isinstance(one, ResultsStand)]
-
-
 def _turned(desk: Desk) -> bool:
     desk.turn()
     return True
-
-
-async def test_results_are_asked_for_where_a_row_bounds_them() -> None:
-    """Bytes of all and of one; what an empty stream's would take is assumed."""
-    rows = (QuotaRow(lane=LANE, result_bytes_max=10_000), QuotaRow(lane=OTHER_LANE, band=2))
-    async with a_desk(policy={"quotas": rows}) as desk:
-        announcements = desk.leader.announcements
-        assert announcements.bounded_lanes == (LANE,)
-        await announcements.poll_result(LANE)
-        for number in range(2):
-            await desk.bus.append(f"results.{LANE}.j{number}", bytes(1000))
-        await announcements.poll_result(LANE)
-        desk.turn()
-        told = _results(desk)
-        assert (told[0].stored_bytes, told[0].mean_bytes) == (0, RESULT_BYTES_TYPICAL)
-        assert told[1].stored_bytes >= 2000
-        assert told[1].mean_bytes == told[1].stored_bytes / 2
-        (view,) = [one for one in desk.leader.scheduler.views.rows() if one.result_bytes_max]
-        assert view.result_bytes == told[1].stored_bytes
-
-
-async def test_results_that_cannot_be_asked_for_are_asked_for_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The server did not answer: what was known stands, and the duty goes on."""
-    monkeypatch.setattr(module, "QUEUE_STATE_S", 0.001)
-    rows = (QuotaRow(lane=LANE, result_bytes_max=10_000),)
-    async with a_desk(policy={"quotas": rows}) as desk:
-        desk.link.disconnect()
-        duty = asyncio.create_task(desk.leader.announcements.poll_results())
-        await asyncio.sleep(0.02)
-        assert not duty.done()
-        desk.link.reconnect()
-        await until(lambda: _turned(desk) and _results(desk) != [])
-        duty.cancel()
 
 
 async def test_queues_beyond_one_seconds_polls_have_their_turn(
@@ -182,7 +142,7 @@ async def test_lanes_and_workers_are_shown_with_their_rows() -> None:
     async with a_desk(worker=True, lanes=lanes, policy={"quotas": rows}) as desk:
         one, other = lane_views(desk.leader.scheduler, desk.config.policy)
         assert (one.paused, [queue.band for queue in one.queues]) == (True, [1, 2])
-        assert [row.row for row in one.rows] == ["all"]
+        assert [row.row for row in one.rows] == ["all", f"lane={one.lane}"]
         assert [row.row for row in other.rows] == ["all", f"lane={OTHER_LANE}"]
         assert other.rows[0].inflight_jobs_max == 5
         (worker,) = desk.snapshots.workers()

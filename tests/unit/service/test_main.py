@@ -164,7 +164,7 @@ async def test_leaderships_that_fail_come_ever_more_slowly(
 
     monkeypatch.setattr(broker, "_lead_once", fail)
     monkeypatch.setattr(module.asyncio, "sleep", noted)
-    running = asyncio.create_task(broker.run())
+    running = asyncio.create_task(broker._lead_for_ever())
     while len(pauses) < 9:
         await sleep(0)
     running.cancel()

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.service.metrics import FOUND, UNKNOWN, Metrics
 from broker.service.metrics_gauges import QUEUES_MAX, ROWS_MAX, WORKERS_MAX
 from broker.service.series import SERIES_TOLD
-from broker.service.snapshot import RowView
+from broker.service.snapshot import RowView, WatchView
 from broker.wire.messages import Kind, Reason, Usage
 from tests.views import Cluster, a_lane_view, a_queue_view, a_status_view, a_worker_view
 
@@ -118,6 +118,8 @@ async def test_gauges_of_the_cluster() -> None:
     assert told["inferlane_row_lent_jobs", "band=1"] == 7
     assert told["inferlane_row_borrowed_jobs", "band=1"] == 0
     assert told["inferlane_pressure_step", "tiny"] == 2
+    assert told["inferlane_watchdog_alarm", "link"] == 0
+    assert told["inferlane_watchdog_alarms_total", "link"] == 2
     assert told["inferlane_online_wait_seconds", "tiny"] == 6.5
     assert told["inferlane_backlog_seconds", "tiny"] == 42.0
     assert told["inferlane_oldest_wait_seconds", "tiny"] == 8.5
@@ -161,6 +163,16 @@ async def test_worker_whose_breaker_opened() -> None:
     told = await _scrape(metrics)
     assert [told["inferlane_worker_breaker", one] for one in turns] == [0, 1, 2]
     assert told["inferlane_worker_breaker_openings", "open"] == 3
+
+
+async def test_alarms_and_notices_are_told_as_one() -> None:
+    """So that an alert says `> 0`."""
+    metrics = a_metrics()
+    status = a_status_view(watches=(WatchView(name="results", trouble="no room", alarms=1),))
+    metrics.attach(Cluster(status=status, workers=[a_worker_view(notice="acks")]))
+    told = await _scrape(metrics)
+    assert told["inferlane_watchdog_alarm", "results"] == 1
+    assert told["inferlane_worker_notice", "gpu-1"] == 1
 
 
 async def test_row_over_several_lanes_is_told_once() -> None:

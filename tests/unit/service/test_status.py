@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from broker.service.metrics import Metrics
-from broker.service.snapshot import SnapshotSource
+from broker.service.snapshot import SnapshotSource, WatchView
 from broker.service.status import (
     HEADER_BYTES_MAX,
     HEADERS_MAX,
@@ -18,7 +18,7 @@ from broker.service.status import (
     PageUnavailable,
     StatusServer,
 )
-from broker.service.status_page import ROWS_MAX, page
+from broker.service.status_page import NOTICES_MAX, ROWS_MAX, page
 from tests.views import Cluster, a_lane_view, a_queue_view, a_status_view, a_worker_view
 
 LEADER = Health(role="leader", ready=True, reason="", epoch=7)
@@ -131,6 +131,28 @@ async def test_page_names_a_worker_whose_breaker_is_open() -> None:
     async with a_server(source=Cluster(workers=[a_worker_view(breaker="open")])) as session:
         _, text = await _get(session, "/")
     assert '<td class="t bad">breaker open</td>' in text
+
+
+async def test_page_says_what_is_wrong_beneath() -> None:
+    """Each watchdog's trouble, and each worker's notice, before all tables."""
+    watches = (WatchView(name="link"), WatchView(name="results", trouble="no room in <a>"))
+    workers = [a_worker_view(notice="3 acks not confirmed")]
+    source = Cluster(status=a_status_view(watches=watches), workers=workers)
+    async with a_server(source=source) as session:
+        _, text = await _get(session, "/")
+    assert '<p class="bad">results: no room in &lt;a&gt;</p>' in text
+    assert '<p class="bad">gpu-1: 3 acks not confirmed</p>' in text
+    assert '"bad">link' not in text
+
+
+async def test_page_shows_no_more_notices_than_its_bound() -> None:
+    """Where more have one, it is the same."""
+    workers = [
+        a_worker_view(worker=f"w{number}", notice="full") for number in range(NOTICES_MAX + 1)
+    ]
+    async with a_server(source=Cluster(workers=workers)) as session:
+        _, text = await _get(session, "/")
+    assert text.count(": full</p>") == NOTICES_MAX
 
 
 async def test_names_on_the_page_are_escaped() -> None:

@@ -1,5 +1,6 @@
 """What doctor makes of the facts, how it prints, and which code it ends with."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,20 @@ import pytest
 from broker.bus.nats import ServerInfo
 from broker.bus.nats_streams import stream_config
 from broker.service.config import Config, default_config
+from broker.service.snapshot import WatchView
 from broker.wire.messages import LaneOffer
 from ops.cli.doctor import exit_code, tell
 from ops.cli.doctor_facts import Facts, StreamFact, wanted_streams
 from ops.cli.doctor_findings import Finding, Level, fail, ok, warn
-from ops.cli.doctor_judge import CLOCK_S_MAX, CLOCK_S_WARN, RTT_S_MAX, SIGNAL_S_MAX, judge
+from ops.cli.doctor_judge import (
+    CLOCK_S_MAX,
+    CLOCK_S_WARN,
+    FULL_RATIO,
+    RTT_S_MAX,
+    SCARCE_RATIO,
+    SIGNAL_S_MAX,
+    judge,
+)
 from ops.cli.durability import Durability
 from ops.cli.errors import ExitCode
 from tests.views import a_status_view, a_worker_view
@@ -58,7 +68,8 @@ def test_healthy_cluster() -> None:
     found = _judged(a_cluster())
     assert {one.level for one in found} == {Level.OK}
     assert {one.about for one in found} == {
-        *("nats", "durability", "streams", "disk", "broker", "workers", "clocks", "dlq")
+        *("nats", "durability", "streams", "disk", "results", "broker", "watchdogs"),
+        *("workers", "clocks", "dlq"),
     }
 
 
@@ -130,6 +141,41 @@ def test_durability(replicas: int, sync_s: float | None, level: Level, told: str
     (found,) = _judged(facts, about="durability")
     assert found.level is level
     assert told in found.found
+
+
+@pytest.mark.parametrize(
+    ("share", "level", "told"),
+    [
+        (SCARCE_RATIO - 0.01, Level.OK, "there is room for more in each lane"),
+        (SCARCE_RATIO, Level.WARN, "soon no job of lane acme can end"),
+        (FULL_RATIO - 0.01, Level.WARN, "soon no job of lane acme can end"),
+        (FULL_RATIO, Level.FAIL, "lane acme takes no jobs until it has room"),
+    ],
+)
+def test_room_for_results(share: float, level: Level, told: str) -> None:
+    """A full stream ends no job: said before, and said when it is so."""
+    facts = a_cluster()
+    stream = facts.streams["RESULTS_acme"]
+    stored = math.ceil(share * int(stream.config["max_bytes"]))
+    facts.streams["RESULTS_acme"] = StreamFact(stream.config, 1000, stored)
+    (found,) = _judged(facts, about="results")
+    assert found.level is level
+    assert told in found.found
+
+
+def test_watchdogs_are_told_with_what_to_do() -> None:
+    """What is wrong, or was within the last minute."""
+    well, bad = WatchView(name="link", alarms=2), WatchView(name="store", trouble="slow", alarms=1)
+    (found,) = _judged(a_cluster(status=a_status_view(watches=(well,))), about="watchdogs")
+    assert found.found == "1 watch, nothing is wrong now; 2 alarms since the broker's start"
+    (found,) = _judged(a_cluster(status=a_status_view(watches=(well, bad))), about="watchdogs")
+    assert (found.level, found.found) == (Level.WARN, "store: slow")
+
+
+def test_a_workers_notice_is_told() -> None:
+    """It knows what keeps it from ending jobs."""
+    facts = a_cluster(workers=(a_worker_view(notice="3 acks not confirmed"),))
+    assert _of(facts, "workers", Level.WARN) == ["gpu-1 says: 3 acks not confirmed"]
 
 
 def test_streams_without_a_cluster() -> None:
