@@ -18,19 +18,13 @@ import msgspec
 from broker.bus.base import Bus, BusError, LinkDown, Message, NoResponders, Subscription, Timeout
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, decode_out, encode
+from broker.wire.control import CancelRequest, ControlReply
 from broker.wire.ids import new_job_id, require_token
-from broker.wire.messages import (
-    CancelRequest,
-    ControlReply,
-    Job,
-    LaneOffer,
-    LaneState,
-    Reason,
-    TerminalRecord,
-)
+from broker.wire.messages import Job, LaneOffer, LaneState, Reason, TerminalRecord
 from producers.config import ClientConfig, NatsLink
 from producers.door import Door
 from producers.errors import ClientClosed, Refused, Unreachable
+from producers.looking import JobLook, Looks, Place
 from producers.request import Wish, WishFields, build_job
 from producers.ticket import Heard, Ticket
 from producers.watchdog import Watchdog, WatchdogCounts
@@ -77,6 +71,13 @@ class Client:
         self._tickets: dict[str, Ticket] = {}
         self._door = Door(bus, lane, self.config)
         self._watchdog = Watchdog(bus, self._door, self._tickets, self.config, self)
+        self._looks = Looks(
+            bus,
+            lane,
+            self._watchdog.find_record,
+            timeout_s=self.config.lookup_s,
+            jobs_max=self.config.look_jobs_max,
+        )
         self._stack = AsyncExitStack()
         self._closed = True
 
@@ -211,6 +212,18 @@ class Client:
             message = f"the results of lane {self.lane!r} can't be read now ({error}); try again"
             raise Unreachable(message) from error
 
+    async def look(self, job_id: str, *, place: Place | None = None) -> JobLook | None:
+        """Say where any job of the lane stands: queued, started or ended; None without such a job.
+
+        A job beyond the broker's window is searched in its stream, at most `look_jobs_max` messages
+        far, unless `place` (of a look before, or of a ticket) says where it is. Raises Unreachable.
+        """
+        try:
+            return await self._looks.look(job_id, place or self._place(job_id))
+        except BusError as error:
+            message = f"the jobs of lane {self.lane!r} can't be looked at now ({error}); try again"
+            raise Unreachable(message) from error
+
     def forget(self, ticket: Ticket) -> None:
         """Look after a job no longer: it goes on, and a later `submit_job(known=True)` finds it."""
         self._tickets.pop(ticket.job_id, None)
@@ -218,10 +231,28 @@ class Client:
     async def cancel_job(self, job_id: str) -> bool:
         """Ask for a job's cancellation; say whether the broker found it. Raises Unreachable.
 
-        A job that was not submitted here is found once the broker has pulled it.
+        A job that was not submitted here and that the broker has not pulled is searched in its
+        stream, as by `look`.
         """
+        place = self._place(job_id)
+        if await self._ask_to_cancel(job_id, place):
+            return True
+        if place is not None:
+            return False
+        try:
+            place = await self._looks.search(job_id)
+        except BusError as error:
+            message = f"the jobs of lane {self.lane!r} can't be read now ({error}); try again"
+            raise Unreachable(message) from error
+        return place is not None and await self._ask_to_cancel(job_id, place)
+
+    async def _ask_to_cancel(self, job_id: str, place: Place | None) -> bool:
         subject = subjects.lane_control(self.lane, "cancel")
-        request = encode(self._cancel_request(job_id))
+        request = encode(
+            CancelRequest(job=job_id)
+            if place is None
+            else CancelRequest(job=job_id, stream=place.stream, stream_sequence=place.sequence)
+        )
         try:
             async with asyncio.timeout(self.config.cancel_s):
                 while True:
@@ -261,13 +292,12 @@ class Client:
             self.counts.refused += 1
             raise
 
-    def _cancel_request(self, job_id: str) -> CancelRequest:
+    def _place(self, job_id: str) -> Place | None:
         """Say where the job's message is, where that is known: the broker may not hold it yet."""
         ticket = self._tickets.get(job_id)
         if ticket is None or not ticket.sequence:
-            return CancelRequest(job=job_id)
-        stream = subjects.jobs_stream(self.lane, ticket.job.band)
-        return CancelRequest(job=job_id, stream=stream, stream_sequence=ticket.sequence)
+            return None
+        return Place(subjects.jobs_stream(self.lane, ticket.job.band), ticket.sequence)
 
     def _build(self, body: Mapping[str, object] | bytes, wish: Wish) -> Job:
         if not wish.cache_scope:

@@ -62,6 +62,10 @@ class ClientConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     retry_after_s_max: Positive = 60.0
     """Longest pause between two tries of the built-in back-off."""
 
+    look_jobs_max: AtLeastOne = 20_000
+    """Messages read, at most, in search of a job that no broker holds: as many as one online queue
+    may have, a second or so of reading."""
+
     cancel_s: Positive = 10.0
     """How long `cancel` tries to find a broker."""
 

@@ -42,6 +42,7 @@ class WishFields(TypedDict, total=False):
     endpoint: str
     cache_scope: str
     request_id: str
+    api_key_name: str
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +66,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """Who may share the prefix cache with it: empty for the lane alone, or
     `prefix.CLUSTER_SCOPE`."""
     request_id: str = ""
+    api_key_name: str = ""
+    """Who asks inside the lane, as its accounts will name them: never the secret."""
 
 
 def build_job(
@@ -113,6 +116,7 @@ def build_job(
         output_tokens_max=output_tokens_max(parsed),
         blocks=pack_hashes(hashes),
         request_id=wish.request_id,
+        api_key_name=wish.api_key_name,
     )
     return _checked(job)
 

@@ -10,7 +10,7 @@ from broker.service.snapshot import WorkersView, WorkerView, encode
 from broker.wire import subjects
 from broker.wire.codec import decode
 from broker.wire.codec import encode as encode_message
-from broker.wire.messages import ControlReply, DrainRequest
+from broker.wire.control import ControlReply, DrainRequest
 
 
 class Operator:

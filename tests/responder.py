@@ -29,11 +29,10 @@ from broker.bus.base import (
 )
 from broker.wire import subjects
 from broker.wire.codec import decode, encode
+from broker.wire.control import CancelRequest, ControlReply
 from broker.wire.ids import BANDS, BATCH_BAND
 from broker.wire.messages import (
     Attempt,
-    CancelRequest,
-    ControlReply,
     End,
     Job,
     Kind,

@@ -68,6 +68,7 @@ def record_of(running: Running, *, worker: str, kind: Kind, at_s: float) -> Term
         first_token_at_s=running.first_token_at_s,
         failures=running.order.failures,
         request_id=job.request_id,
+        api_key_name=job.api_key_name,
     )
 
 
@@ -105,7 +106,7 @@ def stopped(base: TerminalRecord, stop: Stop) -> TerminalRecord:
     """Record of a job that was cancelled or whose time is over: the order's, else our own."""
     given = stop.record
     if given is not None and (given.lane, given.job) == (base.lane, base.job):
-        return given
+        return replace(given, api_key_name=base.api_key_name)
     if stop.reason is Reason.DEADLINE_EXPIRED:
         return replace(
             base,

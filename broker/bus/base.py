@@ -366,6 +366,13 @@ class Bus(Protocol):
         """Messages per subject that matches; empty when none."""
         ...
 
+    async def count_from(self, stream: str, *, subject: str, sequence: int) -> int:
+        """Count messages of a subject that stand at this sequence or later. Raises as `messages`.
+
+        The server counts; nothing but one message is read.
+        """
+        ...
+
     async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
         """State of a consumer. Raises NotFound."""
         ...

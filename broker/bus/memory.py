@@ -384,6 +384,12 @@ class MemoryBus(StreamBuckets):
         await self._turn()
         return self.server.stream(stream).counts(subject)
 
+    async def count_from(self, stream: str, *, subject: str, sequence: int) -> int:
+        """Count messages of a subject from a sequence on."""
+        await self._turn()
+        held = self.server.stream(stream).matching(subject, first_sequence=sequence)
+        return sum(1 for _ in held)
+
     async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
         """State of a consumer."""
         await self._turn()

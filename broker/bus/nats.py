@@ -419,6 +419,10 @@ class NatsBus(StreamBuckets):
         """Messages per subject that matches; empty when none."""
         return await self._streams.subject_counts(stream, subject=subject)
 
+    async def count_from(self, stream: str, *, subject: str, sequence: int) -> int:
+        """Count messages of a subject from a sequence on."""
+        return await self._streams.count_from(stream, subject=subject, sequence=sequence)
+
     async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
         """State of a consumer."""
         return await self._streams.consumer_state(stream, consumer)

@@ -200,6 +200,18 @@ class Streams:
         )
         return _stored(reply, stream=stream, what=what)
 
+    async def count_from(self, stream: str, *, subject: str, sequence: int) -> int:
+        """Count messages of a subject from a sequence on, by what the first says of the rest."""
+        question = {"seq": max(1, sequence), "next_by_subj": subject, "batch": 1}
+        reply = await self._replies.ask(
+            f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(question), timeout_s=API_TIMEOUT_S
+        )
+        try:
+            _stored(reply, stream=stream, what="message")
+        except NotFound:
+            return 0
+        return 1 + int(decode_headers(reply.headers)["Nats-Num-Pending"])
+
     async def delete_message(self, stream: str, sequence: int) -> bool:
         """Remove one message."""
         # Not erased with random bytes: that costs a write for each byte of it.

@@ -155,6 +155,11 @@ class Views:
         """Show one queue."""
         return self._queue(self._mind.queues.queue(lane=lane, band=band, model=model))
 
+    def wait_s(self, *, lane: str, band: int, model: str, position: int) -> float:
+        """Estimate the wait at a position of a queue, also one beyond what is held."""
+        queue = self._mind.queues.queue(lane=lane, band=band, model=model)
+        return self._estimates.wait_s(queue, position=position)
+
     def rows(self) -> tuple[RowView, ...]:
         """Show each quota row."""
         return tuple(self._row(usage) for usage in self._mind.quotas.rows)

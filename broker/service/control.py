@@ -7,10 +7,11 @@ from functools import partial
 import msgspec
 import structlog
 
-from broker.bus.base import Bus, BusError, Message, NotFound, Subscription
+from broker.bus.base import Bus, BusError, Message, Subscription
 from broker.core.events import CancelRequested, DrainRequested
 from broker.service.endings import Endings
 from broker.service.held import Shelf, Stage
+from broker.service.job_states import JobStates
 from broker.service.loop import Loop
 from broker.service.reconcile import Reconciler
 from broker.service.snapshot import (
@@ -24,8 +25,8 @@ from broker.service.snapshot import (
 from broker.service.snapshot import encode as encode_view
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, encode
-from broker.wire.ids import MalformedName, is_token, job_key
-from broker.wire.messages import CancelRequest, ControlReply, DrainRequest, Job, WhyRequest
+from broker.wire.control import CancelRequest, ControlReply, DrainRequest, JobRequest, WhyRequest
+from broker.wire.ids import is_token, job_key
 
 REQUESTS_MAX = 256
 """Control requests of operators, and of owners, that wait; a further one is told to try again."""
@@ -60,6 +61,7 @@ class Control:
         self._reconciler = reconciler
         self._snapshots = snapshots
         self._now = now
+        self._states = JobStates(bus, shelf, loop.scheduler)
         self._of_operators: asyncio.Queue[Message] = asyncio.Queue(REQUESTS_MAX)
         self._of_owners: asyncio.Queue[Message] = asyncio.Queue(REQUESTS_MAX)
         self._cluster: dict[str, _Answer] = {
@@ -69,7 +71,11 @@ class Control:
             "drain": self._drain,
             "reconcile": self._reconcile,
         }
-        self._lane: dict[str, _Answer] = {"cancel": self._cancel, "why": self._why}
+        self._lane: dict[str, _Answer] = {
+            "cancel": self._cancel,
+            "job": self._job,
+            "why": self._why,
+        }
 
     async def run(self) -> None:
         """Answer until cancelled."""
@@ -179,22 +185,26 @@ class Control:
 
     async def _cancel_unpulled(self, request: CancelRequest, lane: str) -> ControlReply:
         """Cancel a job that still waits in its stream, found by its sequence."""
-        gone = ControlReply(ok=False, message=f"No job {request.job} is queued; see its result.")
         if request.stream not in (f"JOBS_{lane}", f"BATCH_{lane}"):
             return ControlReply(ok=False, message=f"{request.stream} is no stream of lane {lane}.")
-        try:
-            stored = await self._bus.message_at(request.stream, request.stream_sequence)
-            job = decode(stored.data, Job)
-            address = subjects.parse_jobs(stored.subject)
-        except (NotFound, MalformedMessage, MalformedName):
-            return gone
-        if job.id != request.job:
-            return gone
+        found = await self._states.unpulled(
+            request.job, lane, stream=request.stream, sequence=request.stream_sequence
+        )
+        if found is None:
+            return ControlReply(
+                ok=False, message=f"No job {request.job} is queued; see its result."
+            )
+        job, address, _ = found
         key = job_key(lane, request.job)
         if self._is_known(key):
             return self._cancel_known(key)  # It was pulled meanwhile.
-        self._endings.end_unpulled(job.id, address, job.client, sequence=request.stream_sequence)
+        self._endings.end_unpulled(job, address, sequence=request.stream_sequence)
         return ControlReply(ok=True, message="cancelling")
+
+    async def _job(self, data: bytes, lane: str) -> ControlReply:
+        if not is_token(lane):
+            return ControlReply(ok=False, message=f"{lane!r} is no lane.")
+        return _view(await self._states.of(decode(data, JobRequest), lane))
 
     async def _why(self, data: bytes, lane: str) -> ControlReply:
         request = decode(data, WhyRequest)

@@ -10,7 +10,7 @@ from broker.service.held import Held, Shelf, Stage
 from broker.service.texts import ending_text
 from broker.wire import subjects
 from broker.wire.ids import job_key
-from broker.wire.messages import Attempt, Failure, Kind, Reason, TerminalRecord
+from broker.wire.messages import Attempt, Failure, Job, Kind, Reason, TerminalRecord
 from broker.wire.subjects import JobAddress
 
 RETRY_AFTER_S_MIN = 1.0
@@ -67,6 +67,7 @@ class Endings:
             failures=failures,
             request_id=held.request_id,
             row=row,
+            api_key_name=held.api_key_name,
         )
         # A rejection runs out, so that the next try can succeed; one without a next try stays.
         ttl_s = max(retry_after_s, RETRY_AFTER_S_MIN) if retry_after_s else 0.0
@@ -139,19 +140,22 @@ class Endings:
             )
         )
 
-    def end_unpulled(self, job_id: str, address: JobAddress, client: str, *, sequence: int) -> None:
+    def end_unpulled(self, job: Job, address: JobAddress, *, sequence: int) -> None:
         """Cancel a job that is still in its stream and not held."""
-        key = job_key(address.lane, job_id)
+        key = job_key(address.lane, job.id)
         record = TerminalRecord(
-            job=job_id,
+            job=job.id,
             lane=address.lane,
             kind=Kind.CANCELLED,
             ended_at_s=self._now(),
             band=address.band,
             model=address.model,
-            client=client,
+            client=job.client,
             reason=Reason.CANCELLED,
             message=ending_text(key, Kind.CANCELLED, Reason.CANCELLED),
+            submitted_at_s=job.submitted_at_s,
+            request_id=job.request_id,
+            api_key_name=job.api_key_name,
         )
         self._closer.put(
             Ending(
@@ -160,7 +164,7 @@ class Endings:
                 stream=subjects.jobs_stream(address.lane, address.band),
                 sequence=sequence,
                 ack_subject="",
-                client=client,
+                client=job.client,
             )
         )
 

@@ -70,6 +70,7 @@ class Held:
     body: bytes | None = None
     """The job message as published; None when it has to be read from the stream."""
     request_id: str = ""
+    api_key_name: str = ""
     submitted_at_s: float = 0.0
     prompt_blocks: int = 0
     """Whole prefix blocks of its prompt; 0 when not known."""

@@ -200,6 +200,7 @@ def _describe(held: Held, job: Job, spec: JobSpec) -> None:
     """Note what only a job's message says."""
     held.client = job.client
     held.request_id = job.request_id
+    held.api_key_name = job.api_key_name
     held.submitted_at_s = job.submitted_at_s
     held.prompt_blocks = len(job.blocks) // HASH_BYTES
     held.spec = spec

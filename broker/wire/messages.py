@@ -89,6 +89,8 @@ class Job(Record, frozen=True, kw_only=True):
     blocks: bytes = b""
     """Chained prefix-block hashes, `prefix.pack_hashes`."""
     request_id: ShortText = ""
+    api_key_name: ShortText = ""
+    """Who asked inside the lane, for its accounts: a name, never the secret."""
 
 
 class Usage(Struct, frozen=True, array_like=True):
@@ -139,6 +141,8 @@ class TerminalRecord(Record, frozen=True, kw_only=True):
     request_id: ShortText = ""
     row: ShortText = ""
     """Of a rejection: the quota row that refused, as people call it (`lane=acme band=1`)."""
+    api_key_name: ShortText = ""
+    """As the job said it."""
 
 
 class DeadLetter(Record, frozen=True, kw_only=True):
@@ -418,7 +422,7 @@ class StoredEnd(Record, frozen=True, kw_only=True, tag="stored"):
 OutEvent = Queued | Started | Tokens | End | StoredEnd
 
 
-# ---- leadership, queue state and control
+# ---- leadership and queue state
 # ------------------------------------------------------------------------
 
 
@@ -451,39 +455,6 @@ class LaneState(Record, frozen=True, kw_only=True):
     epoch: Count
     at_s: Seconds
     queues: tuple[QueueState, ...]
-
-
-class CancelRequest(Record, frozen=True, kw_only=True):
-    """Ask for a job's cancellation, wherever it is.
-
-    `stream` and `stream_sequence` (from the publish acknowledgement) find a job that the broker has
-    not pulled yet; without them only held and running jobs can be cancelled.
-    """
-
-    job: Token
-    stream: ShortText = ""
-    stream_sequence: Count = 0
-
-
-class ControlReply(Record, frozen=True, kw_only=True):
-    """Answer to a control request. `data` is JSON for people and scripts."""
-
-    ok: bool
-    message: LongText = ""
-    data: bytes = b""
-
-
-class DrainRequest(Record, frozen=True, kw_only=True):
-    """Drain a worker by name."""
-
-    worker: Token
-    draining: bool = True
-
-
-class WhyRequest(Record, frozen=True, kw_only=True):
-    """Ask what holds a job."""
-
-    job: Token
 
 
 class LaneOffer(Record, frozen=True, kw_only=True):

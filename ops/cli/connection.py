@@ -81,7 +81,7 @@ async def ask(
     from broker.bus.base import NoResponders, Timeout
     from broker.wire import subjects
     from broker.wire.codec import MalformedMessage, decode
-    from broker.wire.messages import ControlReply
+    from broker.wire.control import ControlReply
 
     try:
         answer = await bus.request(subjects.cluster_control(verb), data, timeout_s=timeout_s)

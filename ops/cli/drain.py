@@ -69,7 +69,7 @@ def _require_name(worker: str) -> None:
 async def order(bus: "Bus", worker: str, *, draining: bool) -> None:
     """Ask the broker to drain a worker, or to take it back."""
     from broker.wire.codec import encode
-    from broker.wire.messages import DrainRequest
+    from broker.wire.control import DrainRequest
     from ops.cli.output import say
 
     await ask(bus, "drain", encode(DrainRequest(worker=worker, draining=draining)))

@@ -17,8 +17,9 @@ from broker.bus.base import Bus, BusError, Message
 from broker.bus.nats import connect
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, decode_out
+from broker.wire.control import ControlReply
 from broker.wire.ids import BANDS
-from broker.wire.messages import ControlReply, End, Heartbeat, Kind, LaneState, StoredEnd
+from broker.wire.messages import End, Heartbeat, Kind, LaneState, StoredEnd
 from broker.wire.prefix import CLUSTER_SCOPE
 from ops.cluster import LocalCluster, Member
 from ops.demo import setting

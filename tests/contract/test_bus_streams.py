@@ -211,6 +211,24 @@ class TestStreams:
         assert await world.bus.subject_counts(STREAM, subject="jobs.a.2.*") == {"jobs.a.2.m": 1}
         assert await world.bus.subject_counts(STREAM, subject="jobs.b.>") == {}
 
+    async def test_count_from_a_sequence_on(self, world: World) -> None:
+        """Of one subject, gaps and the end of the stream included."""
+        await world.bus.ensure_stream(a_stream(subjects=("jobs.a.1.m", "jobs.a.2.m")))
+        for number in range(10):
+            await world.bus.append(f"jobs.a.{1 + number % 2}.m", b"x")
+        await world.bus.delete_message(STREAM, 5)
+
+        async def counted(subject: str, sequence: int) -> int:
+            return await world.bus.count_from(STREAM, subject=subject, sequence=sequence)
+
+        assert [await counted("jobs.a.1.m", at) for at in (0, 1, 2, 5, 9, 10, 99)] == [
+            *(4, 4, 3, 2, 1, 0, 0)
+        ]
+        assert await counted("jobs.a.*.m", 1) == 9
+        assert await counted("jobs.b.>", 1) == 0
+        with pytest.raises((NotFound, NoStream)):
+            await world.bus.count_from("NONE", subject=SUBJECT, sequence=1)
+
     async def test_ceiling_is_raised_but_never_lowered(self, world: World) -> None:
         """A lower per-subject bound deletes nothing: the higher one stands."""
         await world.bus.ensure_stream(a_stream(max_msgs_per_subject=4))

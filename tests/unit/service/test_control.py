@@ -14,7 +14,7 @@ from broker.service.held import Stage
 from broker.service.snapshot import LanesView, ReconcileView, StatusView, WorkersView
 from broker.wire import subjects
 from broker.wire.codec import decode, encode
-from broker.wire.messages import CancelRequest, ControlReply, DrainRequest, WhyRequest
+from broker.wire.control import CancelRequest, ControlReply, DrainRequest, WhyRequest
 from tests.builders import LANE, a_job
 from tests.crashing import Failing, Gate
 from tests.leaders import WORKER, Desk, a_desk

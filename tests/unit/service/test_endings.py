@@ -137,7 +137,7 @@ async def test_a_message_found_gone_ends_its_job_unless_the_closer_took_it() -> 
 async def test_an_unpulled_job_is_cancelled_by_its_sequence() -> None:
     """Nobody was given an ack subject for it."""
     async with a_desk() as desk:
-        desk.leader.endings.end_unpulled("job-1", JobAddress(LANE, 3, MODEL), "c", sequence=8)
+        desk.leader.endings.end_unpulled(a_job(client="c"), JobAddress(LANE, 3, MODEL), sequence=8)
         (ending,) = work(desk)
         assert isinstance(ending, Ending)
         assert (ending.stream, ending.sequence, ending.ack_subject) == (f"BATCH_{LANE}", 8, "")

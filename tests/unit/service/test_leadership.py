@@ -453,7 +453,7 @@ async def test_another_message_of_a_cancelled_id_does_not_take_the_held_one_alon
         await client.submit(a_chat(), band=2, job_id="j")
         await until(lambda: len(leader.shelf) == 1)
         address = JobAddress(LANE, 3, MODEL)
-        leader.endings.end_unpulled("j", address, "client-1", sequence=99)
+        leader.endings.end_unpulled(a_job(id="j"), address, sequence=99)
         async with asyncio.timeout(5):
             while await cluster.record("j") is None:
                 await asyncio.sleep(0.005)

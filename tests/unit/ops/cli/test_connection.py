@@ -5,7 +5,7 @@ import pytest
 from broker.bus.base import Message
 from broker.bus.memory import MemoryBus
 from broker.wire import subjects
-from broker.wire.messages import ControlReply
+from broker.wire.control import ControlReply
 from ops.cli.connection import Cluster, ask, connected
 from ops.cli.errors import CommandError, Unreachable
 from tests.operators import Operator

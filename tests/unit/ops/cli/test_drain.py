@@ -4,7 +4,7 @@ import pytest
 
 from broker.bus.memory import MemoryBus
 from broker.service.snapshot import WorkerView
-from broker.wire.messages import ControlReply, DrainRequest
+from broker.wire.control import ControlReply, DrainRequest
 from ops.cli import drain
 from ops.cli.errors import CommandError
 from tests.operators import Operator

@@ -1,0 +1,76 @@
+"""What owners and operators ask the leading broker (`ctl.>`), and what it answers."""
+
+from enum import StrEnum
+
+from broker.wire.fields import Count, LongText, Seconds, ShortText, Token
+from broker.wire.messages import Attempt, Record
+
+
+class CancelRequest(Record, frozen=True, kw_only=True):
+    """Ask for a job's cancellation, wherever it is.
+
+    `stream` and `stream_sequence` (from the publish acknowledgement) find a job that the broker has
+    not pulled yet; without them only held and running jobs can be cancelled.
+    """
+
+    job: Token
+    stream: ShortText = ""
+    stream_sequence: Count = 0
+
+
+class ControlReply(Record, frozen=True, kw_only=True):
+    """Answer to a control request. `data` is JSON for people and scripts."""
+
+    ok: bool
+    message: LongText = ""
+    data: bytes = b""
+
+
+class DrainRequest(Record, frozen=True, kw_only=True):
+    """Drain a worker by name."""
+
+    worker: Token
+    draining: bool = True
+
+
+class WhyRequest(Record, frozen=True, kw_only=True):
+    """Ask what holds a job."""
+
+    job: Token
+
+
+class JobRequest(Record, frozen=True, kw_only=True):
+    """Ask where a job stands.
+
+    `stream` and `stream_sequence` find one that the broker has not pulled yet.
+    """
+
+    job: Token
+    stream: ShortText = ""
+    stream_sequence: Count = 0
+
+
+class JobPhase(StrEnum):
+    """How far a job has come, as the broker knows it."""
+
+    QUEUED = "queued"
+    STARTED = "started"
+    ENDING = "ending"
+    """Its record is being written, or stands."""
+    UNKNOWN = "unknown"
+    """Neither held nor running, nor at the place that was named."""
+
+
+class JobState(Record, frozen=True, kw_only=True):
+    """Where a job stands now: `data` of the answer to a JobRequest, as JSON."""
+
+    job: Token
+    phase: JobPhase
+    position: Count = 0
+    """Jobs of its queue before it, those not pulled included; 0 = next."""
+    wait_s: Seconds = 0.0
+    """Expected wait from now on."""
+    held_by: ShortText = ""
+    """What it waits for, in the words of `why`; empty while it is not pulled."""
+    worker: ShortText = ""
+    attempt: Attempt | None = None
