@@ -306,6 +306,13 @@ class Bus(Protocol):
         """Remove one message; False when it was gone already."""
         ...
 
+    async def purge(self, stream: str, subject: str) -> int:
+        """Remove all messages of a subject (wildcards allowed); returns how many there were.
+
+        Raises NotFound (no such stream), NoStream, Timeout, LinkDown.
+        """
+        ...
+
     def messages(
         self, stream: str, *, subject: str = ">", first_sequence: int = 1
     ) -> AsyncIterator[StoredMessage]:
@@ -399,8 +406,8 @@ class Bus(Protocol):
         """
         ...
 
-    async def kv_put(self, bucket: str, key: str, value: bytes) -> int:
-        """Write a key whatever it holds; returns the revision."""
+    async def kv_put(self, bucket: str, key: str, value: bytes, *, ttl_s: float = 0.0) -> int:
+        """Write a key whatever it holds, for `ttl_s` (0 = no end); returns the revision."""
         ...
 
     async def kv_delete(self, bucket: str, key: str, *, revision: int | None = None) -> None:
@@ -409,4 +416,20 @@ class Bus(Protocol):
 
     async def kv_keys(self, bucket: str) -> list[str]:
         """Keys of a bucket, sorted."""
+        ...
+
+    def kv_entries(self, bucket: str, pattern: str = ">") -> AsyncIterator[KeyValue]:
+        """Walk the entries whose keys match (`*` one token, `>` the rest), oldest write first.
+
+        An entry that is written meanwhile may come twice, the newer one later. Raises NotFound.
+        """
+        ...
+
+    async def kv_listen(
+        self, bucket: str, pattern: str, handler: Callable[[str], None]
+    ) -> Subscription:
+        """Hear the keys that somebody writes, deletes or tries to: a hint to read, never a promise.
+
+        The handler must not block.
+        """
         ...

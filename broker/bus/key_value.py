@@ -6,15 +6,18 @@ is its message's sequence.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from broker.bus.base import (
     Appended,
     BucketSpec,
+    Handler,
     KeyValue,
+    Message,
     NotFound,
     StoredMessage,
     StreamSpec,
+    Subscription,
     WrongSequence,
 )
 
@@ -75,6 +78,10 @@ class StreamBuckets(ABC):
     @abstractmethod
     async def ensure_stream(self, spec: StreamSpec) -> None:
         """See `Bus.ensure_stream`."""
+
+    @abstractmethod
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        """See `Bus.subscribe`."""
 
     async def ensure_bucket(self, spec: BucketSpec) -> None:
         """Create a bucket if it isn't there."""
@@ -138,11 +145,23 @@ class StreamBuckets(ABC):
 
     async def kv_keys(self, bucket: str) -> list[str]:
         """Keys of a bucket, sorted."""
+        return sorted([entry.key async for entry in self.kv_entries(bucket)])
+
+    async def kv_entries(self, bucket: str, pattern: str = ">") -> AsyncIterator[KeyValue]:
+        """Walk the entries whose keys match, oldest write first. Raises NotFound."""
         prefix = f"$KV.{bucket}."
-        return sorted(
-            [
-                message.subject.removeprefix(prefix)
-                async for message in self.messages(f"KV_{bucket}", subject=f"{prefix}>")
-                if not _is_tombstone(message)
-            ]
-        )
+        async for message in self.messages(f"KV_{bucket}", subject=f"{prefix}{pattern}"):
+            if not _is_tombstone(message):
+                key = message.subject.removeprefix(prefix)
+                yield KeyValue(key, message.data, message.sequence)
+
+    async def kv_listen(
+        self, bucket: str, pattern: str, handler: Callable[[str], None]
+    ) -> Subscription:
+        """Hear the keys that somebody writes, deletes or tries to. Must not block."""
+        prefix = f"$KV.{bucket}."
+
+        def heard(message: Message) -> None:
+            handler(message.subject.removeprefix(prefix))
+
+        return await self.subscribe(f"{prefix}{pattern}", heard)

@@ -310,6 +310,12 @@ class MemoryBus(StreamBuckets):
         await self._turn()
         return self.server.stream(stream).remove(sequence)
 
+    async def purge(self, stream: str, subject: str) -> int:
+        """Remove all messages of a subject."""
+        await self._turn()
+        held = self.server.stream(stream)
+        return sum(held.remove(message.sequence) for message in held.matching(subject))
+
     async def messages(
         self, stream: str, *, subject: str = ">", first_sequence: int = 1
     ) -> AsyncIterator[StoredMessage]:

@@ -335,6 +335,11 @@ class NatsBus(StreamBuckets):
         """Remove one message; False when it was gone already."""
         return await self._streams.delete_message(stream, sequence)
 
+    async def purge(self, stream: str, subject: str) -> int:
+        """Remove all messages of a subject; returns how many there were."""
+        check_subject(subject)
+        return await self._streams.purge(stream, subject=subject)
+
     def messages(
         self, stream: str, *, subject: str = ">", first_sequence: int = 1
     ) -> AsyncIterator[StoredMessage]:

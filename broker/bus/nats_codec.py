@@ -151,6 +151,7 @@ class Answer(msgspec.Struct, frozen=True):
     type: str = ""
     error: ApiError | None = None
     success: bool = False
+    purged: int = 0
     config: dict[str, object] = {}
     state: _State = _State()
     # consumers

@@ -223,6 +223,10 @@ class Streams:
             return False
         raise error_of(answer.error, what=f"stream {stream}")
 
+    async def purge(self, stream: str, *, subject: str) -> int:
+        """Remove all messages of a subject."""
+        return (await self.ask(f"STREAM.PURGE.{stream}", {"filter": subject})).purged
+
     async def walk(
         self, stream: str, *, subject: str, first_sequence: int
     ) -> AsyncIterator[StoredMessage]:

@@ -2,7 +2,8 @@
 
 Two work-queue streams a lane, so that batch can't fill the door for people, and a lane's bound,
 purge and isolation are the server's own. One consumer for each queue (band, model), so that a stuck
-model or a huge batch blocks nobody else. Terminal records and dead letters have a stream each.
+model or a huge batch blocks nobody else. Terminal records, dead letters and the files of batches
+have a stream each.
 
 Ceilings on messages are the server's last line, above the core's own bounds: a running job stays in
 its stream until acknowledged, so a ceiling must hold the largest queue and all that is in flight. A
@@ -53,6 +54,13 @@ class Bounds:
     """How long a terminal record is kept: the longest batch window (24 h), and time to fetch it."""
     dead_letters_bytes_max: int = GIB // 4
     dead_letters_age_s_max: float = 30 * DAY_S
+    files_bytes_max: int = 16 * GIB
+    """All files of a lane: the inputs of its batches and their results."""
+    files_age_s_max: float = 60 * DAY_S
+    """What outlives its own expiry by so much is dropped by the server itself, though no program of
+    ours should run; twice the longest life of a file."""
+    batches_age_s_max: float = 60 * DAY_S
+    """How long a batch that nothing happens to any more is remembered; longer than its files."""
     attempts_age_s_max: float = 7 * DAY_S
     """How long a job's failures are remembered; longer than any job lives."""
     duplicate_window_s: float = 120.0
@@ -102,6 +110,10 @@ def buckets(bounds: Bounds = DEFAULTS) -> tuple[BucketSpec, ...]:
         BucketSpec(
             subjects.ATTEMPTS_BUCKET, ttl_s=bounds.attempts_age_s_max, replicas=bounds.replicas
         ),
+        BucketSpec(subjects.FILES_BUCKET, ttl_s=bounds.files_age_s_max, replicas=bounds.replicas),
+        BucketSpec(
+            subjects.BATCHES_BUCKET, ttl_s=bounds.batches_age_s_max, replicas=bounds.replicas
+        ),
     )
 
 
@@ -113,7 +125,10 @@ def lane_streams(plan: LanePlan, bounds: Bounds = DEFAULTS) -> list[StreamSpec]:
         streams.append(_jobs(plan, online, bounds))
     if BATCH_BAND in plan.bands and plan.models:
         streams.append(_jobs(plan, [BATCH_BAND], bounds))
-    return [*streams, _results(plan.lane, bounds), _dead_letters(plan.lane, bounds)]
+    streams += [_results(plan.lane, bounds), _dead_letters(plan.lane, bounds)]
+    if BATCH_BAND in plan.bands and plan.models:
+        streams.append(_files(plan.lane, bounds))
+    return streams
 
 
 def _jobs(plan: LanePlan, bands: list[int], bounds: Bounds) -> StreamSpec:
@@ -164,6 +179,19 @@ def _dead_letters(lane: str, bounds: Bounds) -> StreamSpec:
         # A full shelf loses its oldest letters, not the newest.
         discard_new=False,
         duplicate_window_s=min(bounds.duplicate_window_s, bounds.dead_letters_age_s_max),
+        allow_direct=True,
+        replicas=bounds.replicas,
+    )
+
+
+def _files(lane: str, bounds: Bounds) -> StreamSpec:
+    return StreamSpec(
+        name=subjects.files_stream(lane),
+        subjects=(subjects.file_chunks(lane, "*"),),
+        max_bytes=bounds.files_bytes_max,
+        max_age_s=bounds.files_age_s_max,
+        discard_new=True,
+        duplicate_window_s=min(bounds.duplicate_window_s, bounds.files_age_s_max),
         allow_direct=True,
         replicas=bounds.replicas,
     )

@@ -22,6 +22,8 @@ LEADER_BUCKET = "LEADER"
 LEADER_KEY = "leader"
 CONFIG_BUCKET = "CONFIG"
 ATTEMPTS_BUCKET = "ATTEMPTS"
+FILES_BUCKET = "FILES"
+BATCHES_BUCKET = "BATCHES"
 
 _JOB_SUBJECT_TOKENS = 4
 
@@ -133,3 +135,28 @@ def cluster_control(verb: str) -> str:
 def lane_offer_key(lane: str) -> str:
     """Key of a lane's offer in the CONFIG bucket."""
     return f"lane.{lane}"
+
+
+def files_stream(lane: str) -> str:
+    """Name the stream that holds the chunks of a lane's files."""
+    return f"FILES_{lane}"
+
+
+def file_chunks(lane: str, file_id: str) -> str:
+    """Subject of a file's chunks, in order; `*` as the id stands for all files of the lane."""
+    return f"files.{lane}.{file_id}"
+
+
+def file_key(lane: str, file_id: str) -> str:
+    """Key of what is known of a file, in the FILES bucket."""
+    return f"{lane}.{file_id}"
+
+
+def batch_key(lane: str, batch_id: str) -> str:
+    """Key of a batch's record in the BATCHES bucket; `*` as either stands for all."""
+    return f"batch.{lane}.{batch_id}"
+
+
+def batch_request_key(lane: str, fingerprint: str) -> str:
+    """Key, in the BATCHES bucket, under which a repeated request finds its first one's batch."""
+    return f"request.{lane}.{fingerprint}"

@@ -13,7 +13,7 @@ from broker.bus.base import (
     StreamSpec,
     WrongSequence,
 )
-from tests.buses import STREAM, SUBJECT, World, a_consumer, a_stream
+from tests.buses import STREAM, SUBJECT, Heard, World, a_consumer, a_stream
 
 
 class TestStreams:
@@ -58,6 +58,19 @@ class TestStreams:
         assert (await world.bus.append(SUBJECT, b"", message_id="j1.0")).duplicate
         await world.pass_time(2.1)
         assert not (await world.bus.append(SUBJECT, b"", message_id="j1.0")).duplicate
+
+    async def test_a_subject_is_purged(self, world: World) -> None:
+        """All of its messages and no others; again, there is nothing."""
+        await world.bus.ensure_stream(StreamSpec("FILES_a", ("files.a.*",)))
+        for number in range(5):
+            await world.bus.append("files.a.one", b"%d" % number)
+        await world.bus.append("files.a.two", b"")
+        assert await world.peer.purge("FILES_a", "files.a.one") == 5
+        assert await world.peer.purge("FILES_a", "files.a.one") == 0
+        assert [held.subject async for held in world.bus.messages("FILES_a")] == ["files.a.two"]
+        assert await world.bus.purge("FILES_a", "files.a.*") == 1
+        with pytest.raises(NotFound):
+            await world.bus.purge("FILES_none", "files.a.*")
 
     async def test_first_record_wins(self, world: World) -> None:
         """Compare-and-set against "nothing there": one of many rivals wins, others are told."""
@@ -318,6 +331,36 @@ class TestBuckets:
         assert (await world.bus.kv_get("ATTEMPTS", "acme.j1")).value == b"3"
         await world.bus.kv_delete("ATTEMPTS", "acme.j1")
         assert await world.bus.kv_keys("ATTEMPTS") == ["acme.j2"]
+
+    async def test_entries_are_walked_by_pattern(self, world: World) -> None:
+        """Those that match, as last written, without what was deleted."""
+        await world.bus.ensure_bucket(BucketSpec("BATCHES"))
+        for key in ("batch.a.1", "batch.a.2", "batch.b.1", "request.a.1"):
+            await world.bus.kv_put("BATCHES", key, key.encode())
+        await world.bus.kv_put("BATCHES", "batch.a.1", b"newer", ttl_s=60.0)
+        await world.bus.kv_delete("BATCHES", "batch.a.2")
+        found = [entry async for entry in world.peer.kv_entries("BATCHES", "batch.*.*")]
+        assert [(entry.key, entry.value) for entry in found] == [
+            ("batch.b.1", b"batch.b.1"),
+            ("batch.a.1", b"newer"),
+        ]
+        revision = await world.peer.kv_update(
+            "BATCHES", "batch.b.1", b"", revision=found[0].revision
+        )
+        assert revision > found[1].revision
+
+    async def test_writes_are_heard(self, world: World) -> None:
+        """By whoever listens to such keys, until it no longer does."""
+        await world.bus.ensure_bucket(BucketSpec("BATCHES"))
+        heard: Heard[str] = Heard()
+        subscription = await world.peer.kv_listen("BATCHES", "batch.*.*", heard)
+        await world.peer.rtt_s()
+        await world.bus.kv_create("BATCHES", "request.a.1", b"")
+        revision = await world.bus.kv_create("BATCHES", "batch.a.1", b"")
+        await world.bus.kv_update("BATCHES", "batch.a.1", b"", revision=revision)
+        await world.bus.kv_delete("BATCHES", "batch.a.1")
+        assert await heard.count(3) == ["batch.a.1"] * 3
+        await subscription.unsubscribe()
 
     async def test_absent_bucket(self, world: World) -> None:
         """No bucket and no key are told apart."""

@@ -240,6 +240,11 @@ def test_every_subject_and_name_stands_as_documented() -> None:
     assert subjects.bad_message_id("BATCH_acme", 7) == "bad-b7"
     assert subjects.bad_message_id("JOBS_acme", 7) == "bad-j7"
     assert subjects.lane_offer_key("acme") == "lane.acme"
+    assert subjects.files_stream("acme") == "FILES_acme"
+    assert subjects.file_chunks("acme", "f") == "files.acme.f"
+    assert subjects.file_key("acme", "f") == "acme.f"
+    assert subjects.batch_key("acme", "b") == "batch.acme.b"
+    assert subjects.batch_request_key("acme", "x") == "request.acme.x"
 
 
 def test_job_keys_and_ids() -> None:

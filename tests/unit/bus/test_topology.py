@@ -22,12 +22,13 @@ async def a_deployment(bounds: Bounds = topology.DEFAULTS) -> Bus:
 
 def test_streams_of_a_lane() -> None:
     """Online and batch apart, each queue by name, records and dead letters with their own rules."""
-    jobs, batch, results, letters = topology.lane_streams(LANE)
-    assert [spec.name for spec in (jobs, batch, results, letters)] == [
+    jobs, batch, results, letters, files = topology.lane_streams(LANE)
+    assert [spec.name for spec in (jobs, batch, results, letters, files)] == [
         "JOBS_acme",
         "BATCH_acme",
         "RESULTS_acme",
         "DLQ_acme",
+        "FILES_acme",
     ]
     assert jobs.subjects == tuple(
         subjects.jobs("acme", band, model) for band in (0, 1, 2) for model in LANE.models
@@ -51,6 +52,8 @@ def test_streams_of_a_lane() -> None:
     assert (results.allow_msg_ttl, results.discard_new, results.work_queue) == (True, True, False)
     assert results.max_age_s > 24 * 3600
     assert (letters.work_queue, letters.discard_new) == (False, False)
+    assert (files.work_queue, files.discard_new, files.max_msgs_per_subject) == (False, True, 0)
+    assert files.max_bytes > 2 * 8e9  # An input of the largest size and its results.
 
 
 def test_lane_without_some_bands() -> None:
@@ -58,7 +61,7 @@ def test_lane_without_some_bands() -> None:
     names = [spec.name for spec in topology.lane_streams(LanePlan("a", ("m",), bands=(1, 2)))]
     assert names == ["JOBS_a", "RESULTS_a", "DLQ_a"]
     names = [spec.name for spec in topology.lane_streams(LanePlan("a", ("m",), bands=(3,)))]
-    assert names == ["BATCH_a", "RESULTS_a", "DLQ_a"]
+    assert names == ["BATCH_a", "RESULTS_a", "DLQ_a", "FILES_a"]
     assert [spec.name for spec in topology.lane_streams(LanePlan("a", ()))] == [
         "RESULTS_a",
         "DLQ_a",
@@ -90,7 +93,7 @@ def test_replicas_reach_everything() -> None:
 def test_short_lives_keep_short_windows() -> None:
     """A stream never remembers an id for longer than it keeps a message: servers refuse that."""
     bounds = Bounds(results_age_s_max=60.0, dead_letters_age_s_max=60.0)
-    _, _, results, letters = topology.lane_streams(LANE, bounds)
+    _, _, results, letters, _ = topology.lane_streams(LANE, bounds)
     assert results.duplicate_window_s <= results.max_age_s
     assert letters.duplicate_window_s <= letters.max_age_s
 
