@@ -33,7 +33,8 @@ def check(config: Config) -> Iterator[Finding]:
 
 def _named(config: Config) -> Iterator[Finding]:
     policy = config.policy
-    serves = config.worker is None and config.producer is None
+    others = (config.worker, config.producer, config.gateway)
+    serves = all(table is None for table in others)
     if serves or policy.lanes or policy.models:
         if not policy.models:
             yield ("policy", "models"), 'no model is named; give a list, such as models = ["tiny"]'

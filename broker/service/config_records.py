@@ -1,7 +1,7 @@
 """The tables of the configuration file that the broker reads: values, defaults and bounds.
 
-`ops/inferlane.toml` shows every key. `[worker]` and `[producer]` belong to the other programs,
-which read the same file and judge their own table.
+`ops/inferlane.toml` shows every key. `[worker]`, `[producer]` and `[gateway]` belong to the other
+programs, which read the same file and judge their own table.
 """
 
 from typing import Annotated, Any, Literal
@@ -122,3 +122,5 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The agent's table, as it stands: `worker_agent` judges it."""
     producer: dict[str, Any] | None = None
     """The producers' table, as it stands."""
+    gateway: dict[str, Any] | None = None
+    """The gateway's table, as it stands."""

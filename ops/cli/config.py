@@ -58,12 +58,15 @@ def read(file: Path) -> "Config":
     import worker_agent.config
     from broker.service.config import load
     from producers import config as producing
+    from producers.gateway import config as answering
 
     config = load(file)
     if config.worker is not None:
         worker_agent.config.load(file)
     if config.producer is not None:
         producing.load(file)
+    if config.gateway is not None:
+        answering.load(file)
     return config
 
 
@@ -80,6 +83,8 @@ def summary(config: "Config") -> str:
         parts.append("a worker")
     if config.producer is not None:
         parts.append("a producer")
+    if config.gateway is not None:
+        parts.append("a gateway")
     return ", ".join(parts)
 
 

@@ -9,7 +9,7 @@ import msgspec
 Table = dict[str, Any]
 Entries = list[Any] | tuple[Any, ...]
 
-SECRETS = frozenset({"password", "api_key", "token"})
+SECRETS = frozenset({"password", "api_key", "token", "key"})
 """Keys whose values are not shown."""
 
 MASK = "***"
