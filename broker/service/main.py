@@ -13,7 +13,7 @@ import uvloop
 
 from broker.bus import logs, topology
 from broker.bus import nats as nats_bus
-from broker.bus.base import Bus, BusError, LinkDown, NoResponders, NoStream, Timeout
+from broker.bus.base import Bus, BusError, LinkDown, NoResponders, NoStream, NotFound, Timeout
 from broker.bus.nats_wire import Credentials
 from broker.service.clock import WallClock
 from broker.service.config import Config, ConfigError, load
@@ -98,14 +98,15 @@ class Broker:
     async def prepare(self, *, patience_s: float = PREPARE_S_MAX) -> None:
         """Declare the topology, publish the lanes' offers, start listening.
 
-        What a server in election can't do yet is tried again for `patience_s`. Raises BusError.
+        What a server in election can't do yet is tried again for `patience_s`; so is a stream that
+        another broker is making, of which not all servers know yet. Raises BusError.
         """
         give_up_at_s = self._now() + patience_s
         while True:
             try:
                 await self._declare()
                 break
-            except (Timeout, LinkDown, NoStream, NoResponders) as error:
+            except (Timeout, LinkDown, NoStream, NoResponders, NotFound) as error:
                 if self._now() >= give_up_at_s:
                     message = (
                         f"the message server was not ready within {patience_s:g} s ({error}); "

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from broker.bus.base import Bus, BusError, LinkDown, NoStream, Timeout
+from broker.bus.base import Bus, BusError, LinkDown, NoStream, NotFound, Timeout
 from broker.bus.memory import MemoryBus
 from broker.service import main as module
 from broker.service.config import Config
@@ -108,6 +108,16 @@ async def test_a_start_waits_for_a_server_in_election(tmp_path: Path) -> None:
     """Its streams are not there yet, then they are."""
     bus = MemoryBus()
     failing = Failing("ensure_consumer", NoStream("no leader yet"), times=1)
+    await asyncio.wait_for(a_broker(tmp_path, faulty(bus, failing)).prepare(), 10)
+    assert failing.raised == 1
+    assert (await bus.stream_state(f"JOBS_{LANE}")).messages == 0
+    await bus.close()
+
+
+async def test_a_start_waits_for_streams_that_another_broker_makes(tmp_path: Path) -> None:
+    """Three servers say that a stream exists, and a moment later that they know of none."""
+    bus = MemoryBus()
+    failing = Failing("ensure_consumer", NotFound("stream not found"), times=1)
     await asyncio.wait_for(a_broker(tmp_path, faulty(bus, failing)).prepare(), 10)
     assert failing.raised == 1
     assert (await bus.stream_state(f"JOBS_{LANE}")).messages == 0
