@@ -7,7 +7,7 @@ product: runs are told by the engines, records and acknowledgements by the bus, 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from broker.wire.messages import Kind as End
 from ops.chaos.history import (
@@ -264,15 +264,15 @@ def _spans(
         if isinstance(event, RunEnded)
     }
     spans: list[tuple[str, float, float]] = []
-    for event in history:
-        if isinstance(event, RunBegan):
-            end_s = ends.get((event.worker, event.life, event.run), last_at_s)
-            doubted_s = [
-                max(event.at_s, strike.at_s)
-                for strike in doubts[event.worker]
-                if strike.over_at_s >= event.at_s
-            ]
-            spans.append((event.job.partition(".")[0], event.at_s, min([end_s, *doubted_s])))
+    for leased in chain.from_iterable(_leased_runs(history).values()):
+        run = leased.run
+        end_s = ends.get((run.worker, run.life, run.run), last_at_s)
+        doubted_s = [
+            max(run.at_s, strike.at_s)
+            for strike in doubts[run.worker]
+            if strike.over_at_s >= leased.since_s
+        ]
+        spans.append((run.job.partition(".")[0], run.at_s, min([end_s, *doubted_s])))
     return spans
 
 

@@ -27,13 +27,13 @@ from worker_agent.engine.base import (
 )
 from worker_agent.engine.fake import FakeEngine
 
-SLOTS = 24
+SLOTS = 32
 
 PROFILE = Profile(
     name="chaos",
     source=(
-        "Chosen, not measured: a job of a few tokens takes about a second, so that four workers of "
-        "24 slots keep a hundred jobs in flight and two cores are not busy with tokens."
+        "Chosen, not measured: a job of a few tokens takes about a second, so that ninety jobs are "
+        "in flight and two cores are not busy with tokens."
     ),
     slots=SLOTS,
     step_tokens_max=8192,

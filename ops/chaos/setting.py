@@ -16,8 +16,8 @@ CHAT_PRODUCER = "chats"
 
 ONLINE_JOBS_MAX = 56
 OFFLINE_JOBS_MAX = 32
-"""Quota rows of the lanes: together less than four workers' slots, so that they are what holds, and
-with one worker gone chats alone still keep 50 in flight."""
+"""Quota rows of the lanes: together less than three workers' slots, so that they are what holds,
+also with one of four gone; and chats alone keep 50 in flight."""
 
 CHATS_AT_ONCE = 48
 """Of each of two producers: more than the lane may run, so that there always is a queue."""

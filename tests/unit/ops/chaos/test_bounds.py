@@ -1,5 +1,6 @@
 """How soon work went on after a fault, against what is promised: on histories made by hand."""
 
+from collections.abc import Sequence
 from math import inf
 
 import pytest
@@ -14,7 +15,7 @@ from tests.chaos_histories import BROKER, JOB, a_record, a_strike, an_order
 ONE = Setting.of(1)
 
 
-def the_time(history: list[HistoryEvent], *strikes: Strike, promise: Promise) -> Timed:
+def the_time(history: Sequence[HistoryEvent], *strikes: Strike, promise: Promise) -> Timed:
     """Time the only case of this promise."""
     (found,) = [one for one in timed(history, strikes, setting=ONE) if one.promise is promise]
     return found

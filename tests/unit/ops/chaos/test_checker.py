@@ -224,6 +224,15 @@ def test_a_job_that_began_while_its_lease_was_in_doubt_does_not_count() -> None:
     assert not judged(old, runs_at_once(2), strikes=[before], rows=TWO).is_clean
 
 
+def test_a_job_that_was_taken_before_a_doubt_and_began_after_it_does_not_count() -> None:
+    """Seed 101: a worker that wakes begins what it took before it was stopped."""
+    taken = an_order(2.0, job="online.old", worker="worker-2")
+    old = a_run(3.6, 9.5, job="online.old", worker="worker-2")
+    struck = a_strike(Kind.SILENCE_WORKER, 2.5, member="worker-2", for_s=1.0)
+    assert judged(taken, old, runs_at_once(2), strikes=[struck], rows=TWO).is_clean
+    assert not judged(taken, old, runs_at_once(2), rows=TWO).is_clean
+
+
 @pytest.mark.parametrize("kind", [Kind.SLOW_ENGINE, Kind.HANG_ENGINE, Kind.DELAY_WORKER])
 def test_a_fault_that_takes_no_lease_lets_the_job_count(kind: Kind) -> None:
     """The broker knows of all that runs there."""
