@@ -13,6 +13,7 @@ from broker.bus.base import BusError, StreamSpec
 from broker.service.config import load
 from broker.service.queues import topology_of
 from broker.wire import subjects
+from broker.wire.ids import BATCH_BAND
 from ops.chaos import nodes
 from ops.chaos.checker import Strike
 from ops.chaos.engine import Mode
@@ -21,6 +22,7 @@ from ops.chaos.plan import DIES_THERE, Fault, Kind
 from ops.chaos.setting import CHAT_BANDS, LEADER_TTL_S, MODEL, OFFLINE_LANE, ONLINE_LANE
 from ops.chaos.spy import Place
 from ops.chaos.stage import Stage
+from ops.nats.server import NatsServer
 
 AIM_S_MAX = 5.0
 """How long a process may take to reach the place where it is to die; then it is killed outright."""
@@ -40,6 +42,15 @@ FULL_BYTES = 1024
 """Bound of a stream that is to be full: below what it holds."""
 
 GARBAGE_BYTES_MAX = 2000
+
+STREAMS = (
+    f"KV_{subjects.LEADER_BUCKET}",
+    subjects.jobs_stream(ONLINE_LANE, CHAT_BANDS[0]),
+    subjects.results_stream(ONLINE_LANE),
+    subjects.jobs_stream(OFFLINE_LANE, BATCH_BAND),
+    subjects.results_stream(OFFLINE_LANE),
+)
+"""Those whose leading server may be killed: the leader's key, jobs and records."""
 
 
 _Choice = TypeVar("_Choice")
@@ -171,15 +182,30 @@ async def _replace(stage: Stage, fault: Fault) -> Strike:
 
 async def _kill_nats(stage: Stage, fault: Fault) -> Strike:
     """End one server, or all that there are, and start them again."""
+    struck = await _struck(stage, fault)
     at_s = time.time()
-    struck = stage.servers if fault.kind is Kind.LOSE_NATS else [_picked(fault, stage.servers)]
     async with asyncio.TaskGroup() as group:
         for server in struck:
             end = server.stop if fault.kind is Kind.TERM_NATS else server.kill
             group.create_task(asyncio.to_thread(end))
     await asyncio.sleep(fault.for_s)
     await nodes.start(struck, stage.cluster.mark)
-    return _told(fault, "", at_s)
+    return _told(fault, " ".join(server.options.name for server in struck), at_s)
+
+
+async def _struck(stage: Stage, fault: Fault) -> list[NatsServer]:
+    """Find the servers that a fault hits; where nobody leads just now, any."""
+    chosen = None
+    match fault.kind:
+        case Kind.LOSE_NATS:
+            return stage.servers
+        case Kind.KILL_META_NATS:
+            chosen = await nodes.leading(stage.servers)
+        case Kind.KILL_STREAM_NATS:
+            chosen = await nodes.leading(stage.servers, _picked(fault, STREAMS))
+        case _:
+            pass
+    return [chosen or _picked(fault, stage.servers)]
 
 
 async def _pause_nats(stage: Stage, fault: Fault) -> Strike:
@@ -189,7 +215,7 @@ async def _pause_nats(stage: Stage, fault: Fault) -> Strike:
         await asyncio.sleep(fault.for_s)
     finally:
         server.resume()
-    return _told(fault, "", at_s)
+    return _told(fault, server.options.name, at_s)
 
 
 # ---- links ----
@@ -300,6 +326,8 @@ DEEDS: dict[Kind, Callable[[Stage, Fault], Coroutine[None, None, Strike]]] = {
     Kind.KILL_NATS: _kill_nats,
     Kind.TERM_NATS: _kill_nats,
     Kind.PAUSE_NATS: _pause_nats,
+    Kind.KILL_STREAM_NATS: _kill_nats,
+    Kind.KILL_META_NATS: _kill_nats,
     Kind.LOSE_NATS: _kill_nats,
     Kind.KILL_PRODUCER: _kill,
     Kind.TERM_PRODUCER: _term,

@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Self
 
 from ops.chaos.proxy import Proxy
+from ops.nats.monitor import MonitorUnavailable, read_leaders
 from ops.nats.server import NatsServer, ServerOptions
 
 
@@ -20,7 +21,9 @@ def make_servers(folder: Path, count: int) -> list[NatsServer]:
     return [
         NatsServer(
             folder / f"nats-{number}",
-            options=ServerOptions(name=f"node-{number}", extra=_cluster(port, routes)),
+            options=ServerOptions(
+                name=f"node-{number}", monitor=True, extra=_cluster(port, routes)
+            ),
         )
         for number, port in enumerate(ports, start=1)
     ]
@@ -39,6 +42,25 @@ def _free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+async def leading(servers: Sequence[NatsServer], stream: str = "") -> NatsServer | None:
+    """Ask the servers which of them leads a stream, or all of the cluster; None: nobody says.
+
+    During an election there is none.
+    """
+    by_name = {server.options.name: server for server in servers}
+    for server in servers:
+        if not (server.running and server.monitor_url):
+            continue
+        try:
+            meta, streams = await read_leaders(server.monitor_url)
+        except MonitorUnavailable:
+            continue
+        name = streams.get(stream, "") if stream else meta
+        if name in by_name:
+            return by_name[name]
+    return None
 
 
 async def start(servers: list[NatsServer], environment: Mapping[str, str]) -> None:

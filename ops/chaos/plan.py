@@ -29,6 +29,10 @@ class Kind(StrEnum):
     KILL_NATS = "kill_nats"
     TERM_NATS = "term_nats"
     PAUSE_NATS = "pause_nats"
+    KILL_STREAM_NATS = "kill_stream_nats"
+    """The server that leads a stream of jobs, of records, or of the leader's key."""
+    KILL_META_NATS = "kill_meta_nats"
+    """The server that leads the cluster of servers."""
     LOSE_NATS = "lose_nats"
     """Killed, and down for ten seconds."""
     KILL_PRODUCER = "kill_producer"
@@ -49,6 +53,15 @@ class Kind(StrEnum):
     FULL_JOBS = "full_jobs"
 
 
+OF_SEVERAL_SERVERS = frozenset({Kind.KILL_STREAM_NATS, Kind.KILL_META_NATS})
+"""One server leads nothing."""
+
+
+def kinds_of(nats_nodes: int) -> tuple[Kind, ...]:
+    """List what can be done to a cluster of so many message servers."""
+    return tuple(kind for kind in Kind if nats_nodes > 1 or kind not in OF_SEVERAL_SERVERS)
+
+
 DURATION_S: dict[Kind, tuple[float, float]] = {
     Kind.PAUSE_LEADER: (0.5, 2.0),
     Kind.ZOMBIE_LEADER: (7.0, 9.0),
@@ -56,6 +69,8 @@ DURATION_S: dict[Kind, tuple[float, float]] = {
     Kind.SILENCE_WORKER: (12.0, 14.0),
     Kind.KILL_NATS: (0.0, 1.0),
     Kind.TERM_NATS: (0.0, 1.0),
+    Kind.KILL_STREAM_NATS: (0.0, 1.0),
+    Kind.KILL_META_NATS: (0.0, 1.0),
     Kind.PAUSE_NATS: (0.5, 3.0),
     Kind.LOSE_NATS: (10.0, 10.0),
     Kind.PAUSE_PRODUCER: (0.5, 3.0),
@@ -135,6 +150,8 @@ STANDS_THERE = frozenset(
         Kind.SILENCE_WORKER,
         Kind.KILL_NATS,
         Kind.TERM_NATS,
+        Kind.KILL_STREAM_NATS,
+        Kind.KILL_META_NATS,
         Kind.PAUSE_NATS,
         Kind.LOSE_NATS,
         Kind.PAUSE_PRODUCER,
@@ -182,7 +199,7 @@ class Fault:
     """The next one comes as soon as anything ends, perhaps in the midst of the recovery."""
 
 
-def plan(seed: int, count: int, *, kinds: Sequence[Kind] = tuple(Kind)) -> tuple[Fault, ...]:
+def plan(seed: int, count: int, *, kinds: Sequence[Kind] = kinds_of(1)) -> tuple[Fault, ...]:
     """Plan `count` faults of these kinds."""
     rng = random.Random(seed)
     faults: list[Fault] = []

@@ -19,7 +19,7 @@ from broker.wire.messages import Job
 from ops.chaos import faults, history
 from ops.chaos.bounds import timed
 from ops.chaos.checker import Remains, Strike, check
-from ops.chaos.plan import Fault, Kind, plan
+from ops.chaos.plan import Fault, Kind, kinds_of, plan
 from ops.chaos.plants import Plant
 from ops.chaos.producer import batches
 from ops.chaos.report import Judgement, report
@@ -66,7 +66,7 @@ class Options:
     """Least number; the load goes on for as long as there are faults."""
     patience_s: float = PATIENCE_S
     plant: Plant | None = None
-    kinds: tuple[Kind, ...] = tuple(Kind)
+    kinds: tuple[Kind, ...] = kinds_of(1)
 
 
 @dataclass(slots=True)

@@ -79,20 +79,25 @@ def chaos(  # noqa: PLR0913 - one parameter is one flag.
         seed=seed,
         jobs=jobs,
         plant=None if plant is None else Plant(plant),
-        kinds=_kinds(kind),
+        kinds=_kinds(kind, nats_nodes),
         patience_s=patience_s,
     )
     return _tell(options, _run(options), report)
 
 
-def _kinds(names: list[str] | None) -> "tuple[Kind, ...]":
-    from ops.chaos.plan import Kind
+def _kinds(names: list[str] | None, nats_nodes: int) -> "tuple[Kind, ...]":
+    from ops.chaos.plan import Kind, kinds_of
 
     unknown = sorted(set(names or ()) - set(Kind))
     if unknown:
         message = f"no fault is called {unknown[0]!r}; there are: {', '.join(Kind)}"
         raise Misused(message)
-    return tuple(map(Kind, names)) if names else tuple(Kind)
+    kinds, possible = tuple(map(Kind, names or ())), kinds_of(nats_nodes)
+    impossible = [kind.value for kind in kinds if kind not in possible]
+    if impossible:
+        message = f"{impossible[0]!r} takes several message servers: --nats-nodes 3"
+        raise Misused(message)
+    return kinds or possible
 
 
 def _run(options: "Options") -> "Outcome":

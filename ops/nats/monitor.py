@@ -1,5 +1,7 @@
 """What a server tells its monitor and not its clients: above all, what a power cut may lose."""
 
+from typing import TypeVar
+
 import aiohttp
 import msgspec
 
@@ -26,6 +28,9 @@ class Durability(msgspec.Struct, frozen=True, kw_only=True):
         return 0.0 if self.sync_always else self.sync_interval_s
 
 
+_Answer = TypeVar("_Answer")
+
+
 class _Config(msgspec.Struct, frozen=True):
     sync_interval: int = 120 * NANOSECONDS
     sync_always: bool = False
@@ -38,18 +43,38 @@ class _JetStream(msgspec.Struct, frozen=True):
     disabled: bool = False
 
 
+class _Group(msgspec.Struct, frozen=True):
+    leader: str = ""
+
+
+class _Stream(msgspec.Struct, frozen=True):
+    name: str
+    cluster: _Group = _Group()
+
+
+class _Account(msgspec.Struct, frozen=True):
+    stream_detail: list[_Stream] = []
+
+
+class _Leaders(msgspec.Struct, frozen=True):
+    meta_cluster: _Group = _Group()
+    account_details: list[_Account] = []
+
+
+async def read_leaders(monitor_url: str, *, timeout_s: float = 3.0) -> tuple[str, dict[str, str]]:
+    """Ask which server leads the cluster, and which leads each stream; empty: nobody now.
+
+    Raises MonitorUnavailable.
+    """
+    url = f"{monitor_url.rstrip('/')}/jsz?accounts=true&streams=true"
+    answer = await _read(url, _Leaders, timeout_s=timeout_s)
+    streams = [stream for account in answer.account_details for stream in account.stream_detail]
+    return answer.meta_cluster.leader, {one.name: one.cluster.leader for one in streams}
+
+
 async def read_durability(monitor_url: str, *, timeout_s: float = 3.0) -> Durability:
     """Ask a server's monitor (`http://host:8222`). Raises MonitorUnavailable."""
-    url = f"{monitor_url.rstrip('/')}/jsz"
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
-            session.get(url) as response,
-        ):
-            answer = msgspec.json.decode(await response.read(), type=_JetStream)
-    except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, ValueError) as error:
-        message = f"no NATS monitor answers at {monitor_url} ({error or type(error).__name__})"
-        raise MonitorUnavailable(message) from error
+    answer = await _read(f"{monitor_url.rstrip('/')}/jsz", _JetStream, timeout_s=timeout_s)
     if answer.config is None or answer.disabled:
         message = f"JetStream is not enabled on the server at {monitor_url}"
         raise MonitorUnavailable(message)
@@ -59,3 +84,15 @@ async def read_durability(monitor_url: str, *, timeout_s: float = 3.0) -> Durabi
         storage_bytes_max=answer.config.max_storage,
         store_dir=answer.config.store_dir,
     )
+
+
+async def _read(url: str, answer: type[_Answer], *, timeout_s: float) -> _Answer:
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
+            session.get(url) as response,
+        ):
+            return msgspec.json.decode(await response.read(), type=answer)
+    except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, ValueError) as error:
+        message = f"no NATS monitor answers at {url} ({error or type(error).__name__})"
+        raise MonitorUnavailable(message) from error

@@ -12,9 +12,11 @@ from ops.chaos.plan import (
     DIES_THERE,
     DOWN_S,
     DURATION_S,
+    OF_SEVERAL_SERVERS,
     PLACES,
     STANDS_THERE,
     Kind,
+    kinds_of,
     plan,
 )
 from ops.chaos.spy import CALLS, Place
@@ -40,7 +42,7 @@ def test_another_seed_makes_another_plan() -> None:
 @given(SEEDS, COUNTS)
 def test_each_kind_comes_before_any_comes_twice_more_often(seed: int, count: int) -> None:
     """Kinds differ in number by one at most."""
-    counts = Counter(dict.fromkeys(Kind, 0))
+    counts = Counter(dict.fromkeys(kinds_of(1), 0))
     counts.update(fault.kind for fault in plan(seed, count))
     assert max(counts.values()) - min(counts.values()) <= 1
 
@@ -56,6 +58,12 @@ def test_faults_stay_within_their_bounds(seed: int) -> None:
         may_aim = fault.kind in DIES_THERE | STANDS_THERE
         assert not fault.part or (may_aim and fault.place in PLACES[fault.part][fault.step])
         assert bool(fault.part) == bool(fault.place) == bool(fault.step)
+
+
+def test_what_takes_several_servers_is_done_to_several_only() -> None:
+    """One server leads nothing; three are hit by all kinds."""
+    assert not OF_SEVERAL_SERVERS & {fault.kind for fault in plan(1, 100)}
+    assert {fault.kind for fault in plan(1, 100, kinds=kinds_of(3))} == set(Kind)
 
 
 def test_every_kind_is_carried_out() -> None:

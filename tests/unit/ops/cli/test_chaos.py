@@ -10,6 +10,7 @@ from ops.cli.main import main
     ("flags", "said"),
     [
         (("--kind", "kill_leder"), "kill_leader"),
+        (("--kind", "kill_meta_nats"), "--nats-nodes 3"),
         (("--faults", "-1"), "--faults"),
         (("--workers", "0"), "--workers"),
         (("--plant", "rose"), "overshoot"),
