@@ -1,7 +1,8 @@
 """How soon work must go on after a fault, and whether it did. Pure.
 
-A fault is judged alone: where the one before it was not waited for, or the next one came before the
-bound was over, a miss says nothing of the product and counts as disturbed.
+A fault is judged alone: where the one before it was not waited for, the next one came before the
+bound was over, or the machine was crowded meanwhile, a miss says nothing of the product and counts
+as disturbed.
 """
 
 from collections import defaultdict
@@ -14,7 +15,7 @@ from ops.chaos.checker import Strike
 from ops.chaos.history import Acked, Held, HistoryEvent, Recorded, Taken
 from ops.chaos.moments import held_by, since, until_all_go_on
 from ops.chaos.plan import Kind
-from ops.chaos.setting import Setting
+from ops.chaos.setting import CROWDED_SHARE_MIN, CROWDED_TIMES_MAX, Setting
 
 
 class Promise(StrEnum):
@@ -56,7 +57,7 @@ class Timed:
     took_s: float
     """Infinite: it never came."""
     disturbed: bool
-    """By another fault: then only a time within the limit says something."""
+    """By another fault or a crowd: then only a time within the limit says something."""
 
     @property
     def judged(self) -> bool:
@@ -75,18 +76,24 @@ def timed(
     *,
     setting: Setting,
     loaded_until_s: float = inf,
+    crowd: Callable[[float, float], float] = lambda _from_s, _to_s: 0.0,
 ) -> tuple[Timed, ...]:
     """Time all that is promised. `history` is in the order of time, as are `strikes`.
 
     `loaded_until_s`: when the producers were told to stop; without load nothing has to go on.
+    `crowd`: the share of a time, from and until, in which something waited for a processor.
     """
     found: list[Timed] = []
     for number, strike in enumerate(strikes):
         next_at_s = strikes[number + 1].at_s if number + 1 < len(strikes) else loaded_until_s
         for promise in PROMISED.get(strike.kind, ()):
             limit_s, (from_s, took_s) = _limit_s(promise, setting), _TIMES[promise](history, strike)
-            disturbed = strike.in_midst or next_at_s < from_s + limit_s
-            found.append(Timed(promise, strike, limit_s, took_s, disturbed))
+            due_s = from_s + limit_s
+            alone = due_s <= next_at_s and not strike.in_midst
+            slowed = took_s <= CROWDED_TIMES_MAX * limit_s and (
+                crowd(from_s, due_s) > CROWDED_SHARE_MIN
+            )
+            found.append(Timed(promise, strike, limit_s, took_s, slowed or not alone))
     return tuple(found)
 
 
@@ -186,8 +193,12 @@ def _sum(times: Sequence[Timed]) -> dict[str, object]:
 
 
 def told(times: Iterable[Timed]) -> list[str]:
-    """Say which promises were not kept, a line each."""
-    return [
+    """Say which promises were not kept, a line each, and how many times say nothing."""
+    times = tuple(times)
+    silent = sum(1 for one in times if not one.judged)
+    why = "another fault came in their midst, or the machine was crowded"
+    lines = [f"{silent} of {len(times)} recoveries say nothing: {why}."] if silent else []
+    return lines + [
         f"  too late: {WORDS[one.promise]} within {one.limit_s:g} s, but after fault "
         f"{one.strike.number} ({one.strike.kind.value} {one.strike.member}) {_how_late(one)}"
         for one in times

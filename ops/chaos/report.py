@@ -56,6 +56,7 @@ def report(
         "rerun_reasons": dict(sorted(Counter(one.because for one in verdict.reruns).items())),
         "recovery_s_by_kind": _by_kind(outcome.strikes, recoveries),
         "bounds": bounds.figures(judgement.times),
+        "crowded_share": round(outcome.crowd.whole_share(), 3),
         "inflight_at_fault_min": min(outcome.inflight, default=0),
         "not_calm": outcome.not_calm,
         "interrupted": outcome.interrupted,

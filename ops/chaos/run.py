@@ -19,6 +19,7 @@ from broker.wire.messages import Job
 from ops.chaos import faults, history
 from ops.chaos.bounds import timed
 from ops.chaos.checker import Remains, Strike, check
+from ops.chaos.crowd import Crowd
 from ops.chaos.plan import Fault, Kind, kinds_of, plan
 from ops.chaos.plants import Plant
 from ops.chaos.producer import batches
@@ -92,6 +93,7 @@ class Outcome:
     """Faults after which the cluster did not come back in time."""
     loaded_until_s: float = inf
     """When the producers were told to stop."""
+    crowd: Crowd = field(default_factory=Crowd)
     remains: Remains = field(default_factory=Remains)
     interrupted: bool = False
 
@@ -113,6 +115,7 @@ async def run(options: Options, *, show: Show) -> Outcome:
         nats_nodes=options.nats_nodes,
         plant=options.plant,
     )
+    outcome.crowd = stage.crowd
     show(progress)
     async with stage:
         await stage.start()
@@ -284,9 +287,13 @@ def judge(options: Options, outcome: Outcome) -> tuple[Judgement, dict[str, obje
     """Read the histories, judge them, and put the report together."""
     events = history.read(options.folder)
     verdict = check(events, outcome.strikes, outcome.remains, rows=ROWS)
-    setting = Setting.of(options.nats_nodes)
-    until_s = outcome.loaded_until_s
-    times = timed(events, outcome.strikes, setting=setting, loaded_until_s=until_s)
+    times = timed(
+        events,
+        outcome.strikes,
+        setting=Setting.of(options.nats_nodes),
+        loaded_until_s=outcome.loaded_until_s,
+        crowd=outcome.crowd.share,
+    )
     judgement = Judgement(verdict, times, tuple(outcome.not_calm), outcome.interrupted)
     return judgement, report(options, outcome, judgement, events)
 

@@ -41,6 +41,13 @@ NATS_BACK_S_MAX = {1: 5.0, 3: 15.0}
 DEAD_LEADER_TERMS_MAX = 2.0
 """In lives of a leader's key: one until another may lead, the rest to adopt and to dispatch."""
 
+CROWDED_SHARE_MIN = 0.6
+"""Where something waits for a processor for more of the time than this, times are those of the
+machine and not of the product, ..."""
+
+CROWDED_TIMES_MAX = 4.0
+"""... but for those that are so many times too long: no crowd explains a job that never goes on."""
+
 STALL_S = 5.0
 """Tokens come every 0.2 s; a machine that is busy with other things may be late by seconds."""
 

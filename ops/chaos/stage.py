@@ -20,6 +20,7 @@ from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, decode_out
 from broker.wire.messages import End, Heartbeat, Leader, StoredEnd
 from ops.chaos import nodes
+from ops.chaos.crowd import Crowd
 from ops.chaos.engine import mode_file
 from ops.chaos.nodes import Link
 from ops.chaos.plants import Plant
@@ -94,6 +95,7 @@ class Stage:
         self.producers = [*self.chatters, BATCH_PRODUCER]
         self.links: dict[str, Link] = {}
         self.heard = Heard()
+        self.crowd = Crowd()
         self._members: dict[str, Member] = {}
         self._plant = plant.value if plant else NO_PLANT
         self._stack = AsyncExitStack()
@@ -234,7 +236,9 @@ class Stage:
         except MalformedMessage:
             return
         if beat.worker in self.workers:
-            self.heard.beats[beat.worker] = (time.time(), beat)
+            at_s = time.time()
+            self.crowd.note(at_s)
+            self.heard.beats[beat.worker] = (at_s, beat)
             self.heard.changed.set()
 
     def _out(self, message: Message) -> None:

@@ -118,6 +118,28 @@ def test_a_late_one_says_nothing_in_the_midst_of_another_recovery() -> None:
         assert (found.judged, found.missed) == (judged, False)
 
 
+@pytest.mark.parametrize(("share", "missed"), [(0.6, True), (0.61, False)])
+def test_a_late_one_says_nothing_on_a_crowded_machine(share: float, missed: bool) -> None:
+    """It is asked of the very time that was promised."""
+
+    def crowd(from_s: float, to_s: float) -> float:
+        assert (from_s, to_s) == (4.0, 7.0)
+        return share
+
+    strikes, events = [a_strike(Kind.TERM_WORKER, 3.0, back_at_s=4.0)], [an_order(16.0)]
+    (found,) = timed(events, strikes, setting=ONE, crowd=crowd)
+    assert found.missed == missed
+    assert any("1 of 1 recoveries say nothing" in line for line in told([found])) != missed
+
+
+@pytest.mark.parametrize("events", [[], [an_order(16.1)]])
+def test_no_crowd_is_a_reason_to_be_four_times_too_late(events: list[HistoryEvent]) -> None:
+    """Nor never to come."""
+    strikes = [a_strike(Kind.TERM_WORKER, 3.0, back_at_s=4.0)]
+    (found,) = timed(events, strikes, setting=ONE, crowd=lambda _from_s, _to_s: 1.0)
+    assert found.missed
+
+
 def test_what_came_after_the_end_of_the_load_need_not_be_in_time() -> None:
     """An agent that finds no jobs takes none."""
     strikes = [a_strike(Kind.TERM_WORKER, 3.0, back_at_s=4.0)]
