@@ -6,7 +6,7 @@ from broker.bus.base import Delivery
 from broker.core import decisions as do
 from broker.core.events import Event, JobEnded
 from broker.service.closer import Closer, Ending, Farewell
-from broker.service.held import Held, Shelf, Stage
+from broker.service.held import Duplicate, Held, Shelf, Stage
 from broker.service.texts import ending_text
 from broker.wire import subjects
 from broker.wire.ids import job_key
@@ -123,6 +123,17 @@ class Endings:
         if held.duplicates:
             twins = tuple(held.duplicates.values())
             self._closer.put(Farewell(held.key, held.lane, held.job_id, twins))
+
+    def ended_before(self, delivery: Delivery, job: Job) -> None:
+        """Finish a job whose record stands: its caller may not know, and its message must go."""
+        one = Duplicate(
+            job.client,
+            delivery.stream,
+            delivery.subject,
+            delivery.sequence,
+            delivery.ack_subject,
+        )
+        self._closer.put(Farewell(job_key(job.lane, job.id), job.lane, job.id, (one,)))
 
     def repeat(self, held: Held, record: TerminalRecord) -> None:
         """Finish what an earlier leader began: the record of this dead letter stands."""

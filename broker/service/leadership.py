@@ -28,11 +28,13 @@ from broker.service.outbox import Outbox
 from broker.service.queues import queue_consumers, window_of
 from broker.service.reconcile import Reconciler
 from broker.service.recovery import collect_inventories, reset_queues, until_answered
+from broker.service.redelivered import Redelivered
 from broker.service.renewals import Renewals
 from broker.service.results_room import ResultsRoom, policy_of
 from broker.service.snapshot import SnapshotSource
 from broker.wire import subjects
-from broker.wire.messages import TerminalRecord
+from broker.wire.ids import job_key
+from broker.wire.messages import Job, TerminalRecord
 from broker.wire.subjects import JobAddress
 
 LEAVE_S_MAX = 3.0
@@ -109,6 +111,7 @@ class Leadership:
             tell=self.loop.tell,
             now=now,
         )
+        self.redelivered = Redelivered(bus, take=self._came, settled=self._ended_before)
         lanes = tuple(lane.name for lane in config.policy.lanes)
         self.results_room = ResultsRoom(bus, lanes, tell=self.loop.tell, now=now)
         self._pulls: dict[JobAddress, Pull] = {}
@@ -162,6 +165,7 @@ class Leadership:
                     self.closer.run(),
                     self.book.run(),
                     self.renewals.run(),
+                    self.redelivered.run(),
                 ):
                     group.create_task(background)
                 await self._start()
@@ -186,6 +190,7 @@ class Leadership:
         """Announce, reset, adopt, pull: in this order."""
         leases = self._config.policy.leases
         marks = await reset_queues(self._bus, self.queues)
+        self.redelivered.expect({one.address: one.delivered_sequence for one in marks})
         await self.book.load()
         self._learned.resume(
             await until_answered(lambda: told_bytes_per_token(self._bus, self._config))
@@ -218,11 +223,25 @@ class Leadership:
         )
 
     def _taken(self, address: JobAddress, deliveries: list[Delivery]) -> None:
-        for delivery in deliveries:
-            self.loop.call(partial(self._take, address, delivery))
+        self.redelivered.came(address, deliveries)
         if deliveries:
             pending = deliveries[-1].pending
             self.loop.call(partial(self.intake.depth, address, pending))
+
+    def _came(self, address: JobAddress, delivery: Delivery) -> None:
+        self.loop.call(partial(self._take, address, delivery))
+
+    def _ended_before(
+        self, address: JobAddress, delivery: Delivery, job: Job, record: TerminalRecord
+    ) -> None:
+        """Acknowledge a job whose record stood before we led, unless somebody runs it."""
+        key = job_key(job.lane, job.id)
+        if key in self.shelf or self.scheduler.is_known(key):
+            self._came(address, delivery)
+            return
+        self._pulls[address].release()
+        self.endings.ended_before(delivery, job)
+        self._observer.closed(record, won=False)
 
     def _take(self, address: JobAddress, delivery: Delivery) -> None:
         self.intake.take(delivery, address, self._pulls[address])

@@ -411,9 +411,15 @@ async def test_clients_hear_of_their_queues(tmp_path: Path) -> None:
 async def test_an_ending_given_up_by_a_fault_of_ours_lets_its_job_come_again(
     tmp_path: Path,
 ) -> None:
-    """Not renewed any more, it is delivered anew; the leader lives on."""
+    """Not renewed any more, it is delivered anew; the leader lives on.
+
+    The key lives long: the tracebacks of a fault take their time on a busy machine.
+    """
     broken = Failing("append", RuntimeError("a fault of ours"), prefix="results.")
-    async with a_cluster(tmp_path, brokers=0, workers=0) as cluster, cluster.client() as client:
+    async with (
+        a_cluster(tmp_path, brokers=0, workers=0, leader_ttl_s=30.0) as cluster,
+        cluster.client() as client,
+    ):
         member = await cluster.start_broker("b1", fault=broken)
         await member.ready()
         await client.submit(a_chat(), band=2, job_id="j", deadline_s=0.1)
