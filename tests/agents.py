@@ -79,6 +79,8 @@ class ScriptedEngine:
         self.incarnation = 1
         self.kv_tokens_max = 0
         self.is_ready = True
+        self.is_away = False
+        """Its process has ended."""
         self.models: tuple[str, ...] = (MODEL,)
         self.requests: dict[str, EngineRequest] = {}
         self.running: set[str] = set()
@@ -96,7 +98,10 @@ class ScriptedEngine:
         pass
 
     async def ready(self) -> Readiness:
-        return Readiness(ready=self.is_ready, models=self.models, detail="told so by the test")
+        ready = self.is_ready and not self.is_away
+        return Readiness(
+            ready=ready, models=self.models, detail="told so by the test", away=self.is_away
+        )
 
     async def load(self) -> Load:
         return Load(running=len(self.running))

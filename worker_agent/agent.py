@@ -100,6 +100,7 @@ class Agent:
             writer=writer,
             acks=self._acks,
             notes=self._notes,
+            has_died=self._watch.has_died,
             now_s=now_s,
         )
         self._desk = OrderDesk(

@@ -10,7 +10,7 @@ finds it and only acks.
       └─ a record stands: nothing runs
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
@@ -26,7 +26,14 @@ from broker.wire.messages import (
 )
 from worker_agent import records
 from worker_agent.acks import Acks
-from worker_agent.engine.base import Completed, EngineBusy, EngineError, EngineFailed
+from worker_agent.engine.base import (
+    Completed,
+    EngineAway,
+    EngineBusy,
+    EngineDisconnected,
+    EngineError,
+    EngineFailed,
+)
 from worker_agent.ledger import Ledger, Running, Step, Stop
 from worker_agent.notes import Notes
 from worker_agent.records import RecordWriter, Standing, record_of
@@ -61,8 +68,11 @@ class Attempts:
         writer: RecordWriter,
         acks: Acks,
         notes: Notes,
+        has_died: Callable[[int], Awaitable[bool]],
         now_s: Callable[[], float],
     ) -> None:
+        """`has_died(incarnation)` asks whether that engine is no more."""
+        self._has_died = has_died
         self._worker = worker
         self._ledger = ledger
         self._supervisor = supervisor
@@ -105,6 +115,17 @@ class Attempts:
             case EngineError() if not verdict.retriable:
                 return await self._record(
                     running, records.refused(self._base(running, Kind.FAILED), verdict)
+                )
+            case EngineAway():
+                await self._has_died(running.engine_incarnation)  # So that all hear it is away.
+                return _Ending(
+                    self._retry(running, verdict.reason, charged=False, detail=verdict.detail)
+                )
+            case EngineDisconnected() if await self._has_died(running.engine_incarnation):
+                # With it died all that ran there: the broker says whom that is charged to.
+                detail = f"the engine died: {verdict.detail}"
+                return _Ending(
+                    self._retry(running, Reason.WORKER_LOST, charged=False, detail=detail)
                 )
             case EngineError():
                 charged = not isinstance(verdict, EngineBusy)

@@ -45,6 +45,11 @@ class EngineWatch:
             self._on_facts(facts)
         return facts
 
+    async def has_died(self, incarnation: int) -> bool:
+        """Ask at once whether the engine of this incarnation is no more."""
+        await self.ask()
+        return self.readiness.away or self.facts.incarnation != incarnation
+
     async def run(self) -> None:
         """Ask, for ever."""
         while True:

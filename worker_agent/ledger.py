@@ -60,6 +60,8 @@ class Running:
     """As the engine told; until then the prediction counts."""
     cache_source: str = ""
     """Whose word on the engine's cache counted when it was given to it, `CacheSource`."""
+    engine_incarnation: int = 0
+    """Of the engine it was given to; 0 before."""
     output_tokens: int = 0
     first_token_at_s: float = 0.0
 

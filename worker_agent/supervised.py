@@ -113,6 +113,7 @@ class Supervisor:
         if self._is_late(running):
             return Stop(Reason.DEADLINE_EXPIRED)
         running.step = Step.ENGINE
+        running.engine_incarnation = self._engine.facts.incarnation
         chain = _chain(running)
         name = (running.key, running.attempt)
         running.cache_source = self._cache.source

@@ -1,11 +1,13 @@
 """The agent beside a real llama.cpp engine: its model of the cache against the engine's count."""
 
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
 
-from broker.wire.messages import Answer
+from broker.wire.messages import Answer, Kind, Reason
 from tests.agents import an_agent
 from tests.builders import MODEL, a_chat_body, a_job, an_attempt
 from tests.turns import until
@@ -18,6 +20,27 @@ PROMPTS = 6
 """Twice as many shared prompts as slots: half of them are always out."""
 
 JOBS = 30
+
+
+@pytest.mark.engine
+async def test_an_engine_that_is_killed_is_one_death_for_all_that_ran_there() -> None:
+    """Each job is told as lost with its worker, none as failed; the next engine serves again."""
+    engine = LlamaEngine(LlamaOptions(gguf=str(GGUF), model=MODEL, slots=SLOTS))
+    async with an_agent(engine=engine) as stage:
+        await stage.beat(lambda beat: beat.ready)
+        body = a_chat_body(max_tokens=2000)
+        jobs = [a_job(id=f"job-{number}", body=body) for number in range(SLOTS)]
+        for number, job in enumerate(jobs, start=1):
+            await stage.dispatch(job, attempt=an_attempt(number))
+        await stage.until(lambda: len(stage.notes) == SLOTS)  # The first token of each.
+        assert engine.process_id is not None
+        os.kill(engine.process_id, signal.SIGKILL)
+        ends = [await stage.end_of(job.id) for job in jobs]
+        assert [one.reason for one in ends] == [Reason.WORKER_LOST] * SLOTS
+        await stage.beat(lambda beat: beat.ready and beat.engine_incarnation == 2)
+        late = a_job(id="late", body=a_chat_body(max_tokens=4))
+        await stage.dispatch(late, attempt=an_attempt(9))
+        assert (await stage.end_of("late")).kind is Kind.COMPLETED
 
 
 @pytest.mark.engine

@@ -19,6 +19,7 @@ from worker_agent.engine.base import (
     AnswerTooLarge,
     Chunk,
     Completed,
+    EngineAway,
     EngineBusy,
     EngineDisconnected,
     EngineError,
@@ -222,8 +223,9 @@ async def test_engine_that_is_away() -> None:
     await engine.start()
     readiness = await engine.ready()
     assert not readiness.ready
+    assert readiness.away
     assert "127.0.0.1:1" in readiness.detail
-    with pytest.raises(EngineDisconnected):
+    with pytest.raises(EngineAway):
         await outputs(engine, a_request())
     assert await engine.load() == Load()
     await engine.stop()

@@ -75,6 +75,8 @@ class Readiness:
     models: tuple[str, ...] = ()
     """Names the engine answers to."""
     detail: str = ""
+    away: bool = False
+    """Nobody is there at all: its process has ended, or was never begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,11 @@ class EngineGarbage(EngineError):
 
 
 class EngineDisconnected(EngineError):
-    """The engine could not be reached, or closed the connection before its answer was whole."""
+    """The engine closed the connection before its answer was whole, or could not be reached."""
+
+
+class EngineAway(EngineDisconnected):
+    """Nobody took the connection: the request reached no engine, so it can't be to blame."""
 
 
 class AnswerTooLarge(EngineError):

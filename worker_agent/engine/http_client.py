@@ -13,7 +13,12 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from worker_agent.engine.base import EngineDisconnected, EngineGarbage, EngineTimeout
+from worker_agent.engine.base import (
+    EngineAway,
+    EngineDisconnected,
+    EngineGarbage,
+    EngineTimeout,
+)
 from worker_agent.engine.sse import SseReader
 
 CONNECT_S_MAX = 5.0
@@ -107,7 +112,7 @@ class HttpClient:
                     )
             except aiohttp.ServerTimeoutError as error:
                 message = f"no connection within {CONNECT_S_MAX:g} s"
-                raise EngineDisconnected(message) from error
+                raise EngineAway(message) from error
             except TimeoutError as error:
                 message = f"no answer within {header_s_max:g} s"
                 raise EngineTimeout(message) from error
@@ -192,6 +197,9 @@ def _translated() -> Generator[None]:
     except aiohttp.ClientResponseError as error:
         message = f"not HTTP: {error.message}"
         raise EngineGarbage(message) from error
+    except aiohttp.ClientConnectorError as error:
+        message = f"{type(error).__name__}: {error}"
+        raise EngineAway(message) from error
     except (aiohttp.ClientError, ConnectionError) as error:
         message = f"{type(error).__name__}: {error}"
         raise EngineDisconnected(message) from error

@@ -115,7 +115,7 @@ class LlamaEngine:
     async def ready(self) -> Readiness:
         """Tell whether the model is loaded and the server answers."""
         if not self._loaded:
-            return Readiness(ready=False, detail=self._detail)
+            return Readiness(ready=False, detail=self._detail, away=True)
         return await self._server.ready()
 
     def run(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:

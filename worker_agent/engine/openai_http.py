@@ -8,6 +8,7 @@ from broker.wire.messages import Load
 from worker_agent.engine.base import (
     DETAIL_CHARS_MAX,
     RESPONSE_BYTES_MAX,
+    EngineAway,
     EngineDisconnected,
     EngineError,
     EngineOutput,
@@ -90,7 +91,7 @@ class OpenAiHttpEngine:
             return await self._probe()
         except EngineDisconnected as error:
             self._was_away = True
-            return Readiness(ready=False, detail=error.detail)
+            return Readiness(ready=False, detail=error.detail, away=isinstance(error, EngineAway))
         except EngineError as error:
             return Readiness(ready=False, detail=error.detail)
 

@@ -8,6 +8,7 @@ from broker.wire import subjects
 from broker.wire.codec import decode, encode
 from broker.wire.messages import (
     BODY_BYTES_MAX,
+    Answer,
     AttemptEnded,
     End,
     Failure,
@@ -25,6 +26,7 @@ from tests.builders import LANE, a_chat_body, a_job, an_attempt
 from tests.turns import until
 from worker_agent.engine.base import (
     Chunk,
+    EngineAway,
     EngineBusy,
     EngineDisconnected,
     EngineError,
@@ -125,12 +127,13 @@ async def test_an_end_is_told_before_the_ack() -> None:
         (EngineGarbage("not JSON"), Reason.ENGINE_GARBAGE, True),
         (EngineTimeout("no headers"), Reason.ENGINE_TIMEOUT, True),
         (EngineBusy("429", status_code=429), Reason.ENGINE_FAILED, False),
+        (EngineAway("connection refused"), Reason.ENGINE_FAILED, False),
     ],
 )
 async def test_an_engines_fault_is_a_retry_without_a_record(
     error: EngineError, reason: Reason, charged: bool
 ) -> None:
-    """Another worker may do better: no record, no ack, no end; charged unless it was only busy."""
+    """Another worker may do better: no record, no ack, no end; charged unless it never ran."""
     engine = ScriptedEngine()
     async with an_agent(engine=engine) as stage:
         finished = await ended(stage, engine, error)
@@ -139,6 +142,30 @@ async def test_an_engines_fault_is_a_retry_without_a_record(
         assert not await stage.has_record("job-1")
         assert await stage.queued() == 1
         assert stage.out == []
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_an_engine_that_died_is_told_as_a_worker_lost(is_back: bool) -> None:
+    """Whom it is charged to is the broker's word; nothing new is taken until it is there again."""
+    engine = ScriptedEngine()
+    async with an_agent(engine=engine, poll_s=60.0) as stage:
+        jobs = [a_job(id=f"job-{number}") for number in range(3)]
+        for number, job in enumerate(jobs, start=1):
+            await stage.dispatch(job, attempt=an_attempt(number))
+        await until(lambda: len(engine.running) == len(jobs))
+        if is_back:
+            engine.incarnation += 1
+        else:
+            engine.is_away = True
+        for job in jobs:
+            engine.say(job.id, EngineDisconnected("broke off"))
+        for job in jobs:
+            finished = await stage.end_of(job.id)
+            assert (finished.outcome, finished.reason) == (Outcome.RETRY, Reason.WORKER_LOST)
+            assert (finished.charged, finished.detail) == (False, "the engine died: broke off")
+        reply = await stage.dispatch(a_job(id="late"), attempt=an_attempt(9))
+        assert reply.answer is (Answer.ACCEPTED if is_back else Answer.BUSY)
+        engine.say("late", an_answer())
 
 
 async def test_an_engine_that_ends_without_a_result_gave_garbage() -> None:
