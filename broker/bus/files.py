@@ -132,7 +132,7 @@ class Files:
     ) -> None:
         """`chunk_bytes` 0: CHUNK_BYTES."""
         self.lane = lane
-        self._bus = bus
+        self.bus = bus
         self._stream = subjects.files_stream(lane)
         self._append_s_max = append_s_max
         self._chunk_bytes = chunk_bytes or CHUNK_BYTES
@@ -152,11 +152,11 @@ class Files:
         except BaseException:
             # Not in vain when cancelled: only the wait that was under way is.
             with suppress(BusError):
-                await self._bus.purge(self._stream, self._chunks_of(info.id))
+                await self.bus.purge(self._stream, self._chunks_of(info.id))
             raise
 
     async def _put(self, info: FileInfo, source: AsyncIterable[bytes], bytes_max: int) -> FileInfo:
-        tail = Tail(self._bus, self.lane, info.id)
+        tail = Tail(self.bus, self.lane, info.id)
         size = lines = 0
         last = b"\n"
         async for chunk in _cut(source, self._chunk_bytes):
@@ -175,7 +175,7 @@ class Files:
         """Make a file known; its chunks stand, or will follow. Raises FileExists, BusError."""
         key = subjects.file_key(self.lane, info.id)
         try:
-            await self._bus.kv_create(subjects.FILES_BUCKET, key, encode(info))
+            await self.bus.kv_create(subjects.FILES_BUCKET, key, encode(info))
         except WrongSequence as error:
             if await self.find(info.id) != info:  # It may be the word to ours that was lost.
                 message = f"there is a file {info.id}"
@@ -184,9 +184,9 @@ class Files:
     async def settle(self, info: FileInfo) -> None:
         """Say what a file that grew has become. Raises NotFound, BusError."""
         key = subjects.file_key(self.lane, info.id)
-        entry = await self._bus.kv_get(subjects.FILES_BUCKET, key)
+        entry = await self.bus.kv_get(subjects.FILES_BUCKET, key)
         with suppress(WrongSequence):  # Only its end is ever written: somebody else did.
-            await self._bus.kv_update(
+            await self.bus.kv_update(
                 subjects.FILES_BUCKET, key, encode(info), revision=entry.revision
             )
 
@@ -194,7 +194,7 @@ class Files:
         """What is known of a file; None when there is none, or none any more at `now_s`."""
         try:
             key = subjects.file_key(self.lane, file_id)
-            entry = await self._bus.kv_get(subjects.FILES_BUCKET, key)
+            entry = await self.bus.kv_get(subjects.FILES_BUCKET, key)
             info = decode(entry.value, FileInfo)
         except (NotFound, MalformedMessage):
             return None
@@ -209,7 +209,7 @@ class Files:
         self, file_id: str, *, after_sequence: int = 0
     ) -> AsyncIterator[StoredMessage]:
         """Read the chunks that stand now, in order; none of a file that isn't there."""
-        async for message in self._bus.messages(
+        async for message in self.bus.messages(
             self._stream, subject=self._chunks_of(file_id), first_sequence=after_sequence + 1
         ):
             yield message
@@ -231,7 +231,7 @@ class Files:
     async def last_chunk(self, file_id: str) -> StoredMessage | None:
         """Newest chunk of a file; None without one."""
         try:
-            return await self._bus.last_message(self._stream, self._chunks_of(file_id))
+            return await self.bus.last_message(self._stream, self._chunks_of(file_id))
         except NotFound:
             return None
 
@@ -255,11 +255,11 @@ class Files:
             if is_expired(info, now_s) and info.id not in keep:
                 await self._remove(info.id)
                 gone += 1
-        counts = await self._bus.subject_counts(self._stream, subject=self._chunks_of("*"))
+        counts = await self.bus.subject_counts(self._stream, subject=self._chunks_of("*"))
         for subject in counts:
             file_id = subject.rpartition(".")[2]
             if file_id not in infos and await self._is_abandoned(file_id, now_s - abandoned_s):
-                await self._bus.purge(self._stream, subject)
+                await self.bus.purge(self._stream, subject)
                 gone += 1
         return gone
 
@@ -268,13 +268,13 @@ class Files:
         return last is not None and last.at_s < before_s and await self.find(file_id) is None
 
     async def _remove(self, file_id: str) -> None:
-        await self._bus.kv_delete(subjects.FILES_BUCKET, subjects.file_key(self.lane, file_id))
-        await self._bus.purge(self._stream, self._chunks_of(file_id))
+        await self.bus.kv_delete(subjects.FILES_BUCKET, subjects.file_key(self.lane, file_id))
+        await self.bus.purge(self._stream, self._chunks_of(file_id))
 
     async def _infos(self) -> list[FileInfo]:
         found: dict[str, FileInfo] = {}
         keys = subjects.file_key(self.lane, "*")
-        async for entry in self._bus.kv_entries(subjects.FILES_BUCKET, keys):
+        async for entry in self.bus.kv_entries(subjects.FILES_BUCKET, keys):
             with suppress(MalformedMessage):
                 found[entry.key] = decode(entry.value, FileInfo)
         return list(found.values())

@@ -1,6 +1,5 @@
 """What `submit` and `batch` share: settings, lanes, durations."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,10 +16,6 @@ ConfigFlag = Annotated[
     Parameter(name=("--config", "-c"), help="TOML file with [nats] and [producer] tables."),
 ]
 LaneFlag = Annotated[str | None, Parameter(name="--lane", help="Lane that the jobs belong to.")]
-
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+|\d+(?:\.\d+)?")
-_PART = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 
 def settings(config: Path | None, cluster: Cluster, *, lane: str | None) -> "ProducerConfig":
@@ -50,9 +45,9 @@ def lane_of(found: "ProducerConfig") -> str:
 
 def seconds(text: str, *, what: str) -> float:
     """Read a duration: `90`, `30s`, `24h`, `1d12h`. Raises Misused when it is none, or 0."""
-    if _DURATION.fullmatch(text):
-        total = sum(float(number) * _UNITS_S[unit or "s"] for number, unit in _PART.findall(text))
-        if total > 0:
-            return total
+    from producers.durations import parse_duration_s
+
+    if (total := parse_duration_s(text)) > 0:
+        return total
     message = f"{what} {text!r} is no duration; write 90s, 30m, 24h or 1d12h"
     raise Misused(message)

@@ -56,12 +56,18 @@ class Reader:
         *,
         build: Callable[[Request, str], Job],
         models: frozenset[str] | None,
+        has_ended: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """`build` makes the job (of this id) of a request; `models` None: the offer isn't known."""
+        """`build` makes the job (of this id) of a request; `models` None: the offer isn't known.
+
+        `has_ended` says of a line's number whether it needs no second look, beside what `state`
+        knows of an earlier run.
+        """
         self._state = state
         self._identity = identity
         self._build = build
         self._models = models
+        self._has_ended = has_ended
         self._known_last = state.last_number()
         self._read_last = 0
 
@@ -80,10 +86,28 @@ class Reader:
                             faults.append(fault)
                         case Work() as item:
                             work.append(item)
+                        case None:
+                            pass
         # Equal leading hashes are an equal prefix, so the order of the packed hashes is that of a
         # trie.
         work.sort(key=lambda item: item.job.blocks)
         return Window(_woven(work), faults, self._read_last)
+
+    def skim(self, lines: list[Line]) -> tuple[list[Request], list[BadLine]]:
+        """Check the next lines as `read` does, of a new batch, and make no jobs of them."""
+        self._read_last = lines[-1].number
+        requests: list[Request] = []
+        faults: list[BadLine] = []
+        with self._state.transaction():
+            for line in lines:
+                parsed = self._parse(line, None)
+                if self._has_ended(line.number):
+                    continue
+                if isinstance(parsed, BadLine):
+                    faults.append(parsed)
+                else:
+                    requests.append(parsed)
+        return requests, faults
 
     def _known(self, first: int, lines: list[Line]) -> dict[int, Known]:
         """Lines of this stretch that an earlier run read. Raises InputUnusable if they differ."""
@@ -110,8 +134,15 @@ class Reader:
     def _changed(self, how: str) -> str:
         return changed(self._state, how)
 
-    def _check(self, line: Line, before: Known | None) -> Work | BadLine:
-        """Check one line and register it, if it is new."""
+    def _check(self, line: Line, before: Known | None) -> Work | BadLine | None:
+        """Check one line and register it, if it is new; None when it has ended."""
+        parsed = self._parse(line, before)
+        if self._has_ended(line.number):
+            return None
+        return parsed if isinstance(parsed, BadLine) else self._work(parsed, before)
+
+    def _parse(self, line: Line, before: Known | None) -> Request | BadLine:
+        """Read one line and register it, if it is new."""
         number = line.number
         if line.too_long:
             told = f"the line is longer than {LINE_BYTES_MAX} bytes, so its custom_id was not read"
@@ -127,7 +158,7 @@ class Reader:
         if not self._identity.endpoint:
             self._identity = msgspec.structs.replace(self._identity, endpoint=parsed.url)
             self._state.identity = self._identity
-        return self._work(parsed, before)
+        return parsed
 
     def _register(self, line: Line, custom_id: str | None, before: Known | None) -> int:
         """Return the number of the line that this custom id belongs to: another's, of a double."""

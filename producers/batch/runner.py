@@ -1,6 +1,6 @@
 """Runs a batch: keeps a bounded number of jobs in the cluster, writes results as they come.
 
-Flow is bounded at three places: jobs and bytes in flight (`_Room`), results that wait for the disk,
+Flow is bounded at three places: jobs and bytes in flight (`Room`), results that wait for the disk,
 and windows read ahead. So memory is flat whatever the length of the input, and a full queue or a
 slow disk only slows it.
 """
@@ -8,10 +8,9 @@ slow disk only slows it.
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar, cast
+from typing import cast
 
 import msgspec
 
@@ -22,6 +21,7 @@ from producers.batch.lines import BadLine, Code, Request, bad
 from producers.batch.outcome import Ended, of_bad_line, of_record
 from producers.batch.plan import Bounds, Plan
 from producers.batch.reader import Reader, Window, Work
+from producers.batch.room import Disk, Room
 from producers.batch.session import Session, Stored
 from producers.batch.source import read_lines
 from producers.batch.state import Counts, Identity
@@ -40,9 +40,6 @@ from producers.ticket import Ticket
 
 Connect = Callable[[str], AbstractAsyncContextManager[Client]]
 """Opens a client with the given client id."""
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 @dataclass(slots=True)
@@ -78,45 +75,6 @@ class Report:
     submitted: int
     collected_again: bool
     """Results had been taken away since the last run, and were collected anew."""
-
-
-class Disk:
-    """One thread for all disk work: in order, and never on the loop."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="batch-disk")
-
-    async def do(self, call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Run a call there and wait for it."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: call(*args, **kwargs))
-
-    def close(self) -> None:
-        """Wait for what is under way."""
-        self._pool.shutdown()
-
-
-class _Room:
-    """Jobs in flight, bounded in number and in bytes; one job always fits. One task takes."""
-
-    def __init__(self, *, jobs_max: int, bytes_max: int) -> None:
-        self.jobs = 0
-        self._bytes = 0
-        self._jobs_max = jobs_max
-        self._bytes_max = bytes_max
-        self._freed = asyncio.Event()
-
-    async def take(self, size: int) -> None:
-        while self.jobs and (self.jobs >= self._jobs_max or self._bytes + size > self._bytes_max):
-            self._freed.clear()
-            await self._freed.wait()
-        self.jobs += 1
-        self._bytes += size
-
-    def give_back(self, size: int) -> None:
-        self.jobs -= 1
-        self._bytes -= size
-        self._freed.set()
 
 
 async def run_batch(
@@ -177,7 +135,7 @@ class _Run:
         self._bounds = bounds
         self._plan = session.plan
         self._identity = session.identity
-        self._room = _Room(jobs_max=self._plan.concurrency, bytes_max=bounds.inflight_bytes)
+        self._room = Room(jobs_max=self._plan.concurrency, bytes_max=bounds.inflight_bytes)
         self._tickets: dict[int, Ticket] = {}
         self._stored: dict[int, Stored] = {}
         self._unwritten: list[Ended] = []

@@ -169,6 +169,11 @@ def _line(source: Source, raw: bytes, number: int) -> Line | None:
             digest.update(rest)
         digest.update(rest)
         return Line(number, b"", _signed(digest.intdigest()), too_long=True)
+    return line_of(raw, number)
+
+
+def line_of(raw: bytes, number: int) -> Line:
+    """Make a line of its bytes: without its end, blanks around it and the mark of a first line."""
     text = (raw.removeprefix(_BOM) if number == 1 else raw).strip(_BLANK)
     return Line(number, text, _signed(xxhash.xxh3_64_intdigest(text)))
 

@@ -1,0 +1,48 @@
+"""How batches are run: `[batches]` of the one TOML file. Durations in seconds."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from producers.config import AtLeastOne, Positive
+
+
+class BatchesConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one gateway process does for batches."""
+
+    batches_running_max: Annotated[int, Meta(ge=0, le=64)] = 2
+    """Batches of this process at once; 0: it runs none. Each takes up to 60 MB."""
+    lines_inflight_max: AtLeastOne = 1000
+    """Jobs of a batch in the cluster at once: enough for ten workers of twenty slots five times
+    over, so that the broker can choose among lines that share a prefix."""
+    inflight_bytes_max: AtLeastOne = 32_000_000
+    """Their bodies."""
+    lookahead_lines: AtLeastOne = 2048
+    """Lines read ahead, so that those that share a prefix can be put together; ..."""
+    lookahead_bytes_max: AtLeastOne = 8_000_000
+    """... and their bytes. One such window is submitted while the next is read."""
+    unwritten_bytes_max: AtLeastOne = 16_000_000
+    """Results that wait to be stored; then no further job is taken out of flight."""
+    write_s: Positive = 1.0
+    """Results are stored this often at the least: so old is what can be read while a batch runs."""
+    progress_s: Positive = 1.0
+    """Between two notes of a batch's counts, while they change."""
+    lease_s: Positive = 15.0
+    """A runner that isn't heard for so long has lost its batches: three renewals must fail."""
+    scan_s: Positive = 5.0
+    """Between two looks for batches that nobody runs; new ones are heard of at once."""
+    grace_s: Positive = 10.0
+    """After a cancellation or the window's end the cluster has so long to say itself which lines
+    ended; then those that it said nothing of are closed."""
+    clear_after_s: Positive = 1.0
+    """A record leaves RESULTS so long after its line stands: by then its job's message was
+    acknowledged, which saves a look."""
+    clear_s_max: Positive = 30.0
+    """How long a batch whose lines all ended waits for its last records to leave RESULTS; what is
+    left goes by its age."""
+    retry_s_max: Positive = 60.0
+    """Longest pause before a batch is taken up again at which a runner failed."""
+    sweep_s: Positive = 600.0
+    """Between two looks for files that are expired, and chunks of files that never came whole."""
+    file_bytes_max: Annotated[int, Meta(ge=1)] = 8_000_000_000
+    """Largest file; the hosted API takes 200 MB."""
