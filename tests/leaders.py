@@ -109,6 +109,8 @@ class Seen:
         self.bad: Counter[str] = Counter()
         self.duplicates: Counter[tuple[str, int]] = Counter()
         self.differences: Counter[str] = Counter()
+        self.counted: Counter[str] = Counter()
+        self.gone: Counter[str] = Counter()
         self.ended: list[tuple[TerminalRecord, bool]] = []
         self.errors: Counter[str] = Counter()
         self.lags: list[float] = []
@@ -128,6 +130,12 @@ class Seen:
 
     def difference(self, kind: str) -> None:
         self.differences[kind] += 1
+
+    def usage_counted(self, lane: str, records: int) -> None:
+        self.counted[lane] += records
+
+    def usage_gone(self, lane: str, records: int) -> None:
+        self.gone[lane] += records
 
     def closed(self, record: TerminalRecord, *, won: bool, job: JobSpec | None = None) -> None:
         del job

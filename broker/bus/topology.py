@@ -63,6 +63,8 @@ class Bounds:
     """How long a batch that nothing happens to any more is remembered; longer than its files."""
     attempts_age_s_max: float = 7 * DAY_S
     """How long a job's failures are remembered; longer than any job lives."""
+    usage_age_s_max: float = 400 * DAY_S
+    """How long a lane's accounts are kept: a year, and a month to write its bill."""
     duplicate_window_s: float = 120.0
     """How long a message id is known. A client that hears nothing tries again well within it."""
     ack_wait_s: float = 60.0
@@ -114,6 +116,7 @@ def buckets(bounds: Bounds = DEFAULTS) -> tuple[BucketSpec, ...]:
         BucketSpec(
             subjects.BATCHES_BUCKET, ttl_s=bounds.batches_age_s_max, replicas=bounds.replicas
         ),
+        BucketSpec(subjects.USAGE_BUCKET, ttl_s=bounds.usage_age_s_max, replicas=bounds.replicas),
     )
 
 

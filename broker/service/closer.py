@@ -22,6 +22,7 @@ from broker.bus.base import (
     NoResponders,
     NotFound,
     PayloadTooLarge,
+    StoredMessage,
     StreamFull,
     Timeout,
     WrongSequence,
@@ -90,12 +91,21 @@ class Closer:
     """Ends jobs durably, many at a time."""
 
     def __init__(
-        self, bus: Bus, *, closed: Closed, given_up: Callable[[str], None] = lambda _: None
+        self,
+        bus: Bus,
+        *,
+        closed: Closed,
+        given_up: Callable[[str], None] = lambda _: None,
+        short_lived: Callable[[str, int], None] = lambda _lane, _sequence: None,
     ) -> None:
-        """Call `closed` when a job's message is gone; `given_up` with its key after a surprise."""
+        """Call `closed` when a job's message is gone; `given_up` with its key after a surprise.
+
+        `short_lived` hears of each record that will run out: lane and sequence in RESULTS.
+        """
         self._bus = bus
         self._closed = closed
         self._given_up = given_up
+        self._short_lived = short_lived
         self._work: asyncio.Queue[Ending | Farewell] = asyncio.Queue()
         self._room = asyncio.Semaphore(STEPS_MAX)
         self.failures = 0
@@ -152,19 +162,22 @@ class Closer:
         subject = subjects.result(record.lane, ending.record_id or record.job)
         data = encode(record)
         try:
-            await self._bus.append(
+            appended = await self._bus.append(
                 subject, data, expected_last_subject_sequence=0, ttl_s=ending.ttl_s
             )
+            sequence = appended.sequence
         except WrongSequence:
             stored = await self._standing(subjects.results_stream(record.lane), subject)
-            if stored == data:
-                return record, True
-            return _decoded(stored, record), False
+            if stored.data != data:
+                return _decoded(stored.data, record), False
+            sequence = stored.sequence
+        if ending.ttl_s:
+            self._short_lived(record.lane, sequence)
         return record, True
 
-    async def _standing(self, stream: str, subject: str) -> bytes:
+    async def _standing(self, stream: str, subject: str) -> StoredMessage:
         try:
-            return (await self._bus.last_message(stream, subject)).data
+            return await self._bus.last_message(stream, subject)
         except NotFound as error:
             message = f"the record on {subject} ran out just now"
             raise Timeout(message) from error

@@ -101,6 +101,8 @@ class StreamsConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Files that nobody removed leave by themselves after this."""
     batches_age_s_max: Annotated[float, Meta(ge=60)] = 60 * 86_400.0
     """A batch that nothing happens to any more is forgotten after this."""
+    usage_age_s_max: Annotated[float, Meta(ge=86_400)] = 400 * 86_400.0
+    """How long a lane's accounts (`inferlane usage`) are kept."""
     duplicate_window_s: Annotated[float, Meta(ge=1, le=3600)] = 120.0
     """How long the server knows a submission's id and swallows the same one."""
     ack_wait_s: Annotated[float, Meta(ge=5, le=3600)] = 60.0

@@ -11,6 +11,7 @@ from broker.bus.base import Bus, BusError, Delivery, Pull
 from broker.core.events import DispatchAllowed, LinkChanged
 from broker.core.routing import make_router
 from broker.core.scheduler import Scheduler
+from broker.service.accounting import Accounting
 from broker.service.announcements import Announcements
 from broker.service.attempts import AttemptBook
 from broker.service.closer import Closer, Ending
@@ -25,7 +26,7 @@ from broker.service.learned import Learned
 from broker.service.loop import Loop, Observer
 from broker.service.offer import told_bytes_per_token
 from broker.service.outbox import Outbox
-from broker.service.queues import queue_consumers, window_of
+from broker.service.queues import queue_consumers, results_ages_s, window_of
 from broker.service.reconcile import Reconciler
 from broker.service.recovery import collect_inventories, reset_queues, until_answered
 from broker.service.redelivered import Redelivered
@@ -74,7 +75,9 @@ class Leadership:
         self.book = AttemptBook(bus)
         self.scheduler = _make_mind(config, term)
         self.loop = Loop(self.scheduler, self.shelf, observer=observer, book=self.book, now=now)
-        self.closer = Closer(bus, closed=self._closed, given_up=self._given_up)
+        ages_s = results_ages_s(config)
+        self.accounting = Accounting(bus, results_age_s_max=ages_s, hears=observer, now=now)
+        self.closer = self._make_closer()
         self.endings = Endings(self.shelf, self.closer, now=now, tell=self.loop.tell)
         self.outbox = Outbox(
             bus,
@@ -116,6 +119,14 @@ class Leadership:
         self.results_room = ResultsRoom(bus, lanes, tell=self.loop.tell, now=now)
         self._pulls: dict[JobAddress, Pull] = {}
         self.ready = False
+
+    def _make_closer(self) -> Closer:
+        return Closer(
+            self._bus,
+            closed=self._closed,
+            given_up=self._given_up,
+            short_lived=self.accounting.short_lived,
+        )
 
     def _make_reconciler(self) -> Reconciler:
         return Reconciler(
@@ -176,6 +187,7 @@ class Leadership:
                     self.announcements.poll_depths(self.queues),
                     self.results_room.run(),
                     self.announcements.publish_learned(),
+                    self.accounting.run(),
                 ):
                     group.create_task(duty)
                 self.ready = True

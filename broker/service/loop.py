@@ -76,6 +76,14 @@ class Observer(Protocol):
         """A further message came of a job that has not ended."""
         ...
 
+    def usage_counted(self, lane: str, records: int) -> None:
+        """So many records of a lane are in its accounts now."""
+        ...
+
+    def usage_gone(self, lane: str, records: int) -> None:
+        """So many records of a lane left their stream uncounted."""
+        ...
+
     def difference(self, kind: str) -> None:
         """Reconcile found and repaired a difference."""
         ...

@@ -130,6 +130,14 @@ class Metrics:
         """Count a job that was given up."""
         self._jobs.dead_lettered.add((self._lane(lane),))
 
+    def usage_counted(self, lane: str, records: int) -> None:
+        """Count records that are in the accounts now."""
+        self._jobs.usage_counted.add((self._lane(lane),), records)
+
+    def usage_gone(self, lane: str, records: int) -> None:
+        """Count records that can't be counted any more."""
+        self._troubles.usage_gone.add((self._lane(lane),), records)
+
     def difference(self, kind: str) -> None:
         """Count one difference of a reconcile."""
         self._troubles.differences.add((kind,))

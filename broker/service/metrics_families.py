@@ -65,6 +65,11 @@ class Jobs(FamilyGroup):
             " were not computed again; output. predicted_cached: cached as routing expected.",
             ("kind", "lane"),
         )
+        self.usage_counted = CounterFamily(
+            "inferlane_usage_records_counted",
+            "Terminal records added to the accounts; see `inferlane usage`.",
+            ("lane",),
+        )
         self.attempts_failed = CounterFamily(
             "inferlane_attempts_failed", "Attempts that came to nothing, by reason.", ("reason",)
         )
@@ -90,6 +95,11 @@ class Troubles(FamilyGroup):
         )
         self.malformed = CounterFamily(
             "inferlane_messages_malformed", "Messages that could not be read, by place.", ("where",)
+        )
+        self.usage_gone = CounterFamily(
+            "inferlane_usage_records_gone",
+            "Terminal records that left their stream before they were counted. Any is an alarm.",
+            ("lane",),
         )
         self.unanswered = CounterFamily(
             "inferlane_orders_unanswered",

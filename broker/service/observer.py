@@ -95,6 +95,14 @@ class Observer:
             Ended(record.ended_at_s, key, kind=record.kind, reason=reason, row=row, job=job)
         )
 
+    def usage_counted(self, lane: str, records: int) -> None:
+        """So many records of a lane are in its accounts now."""
+        self._metrics.usage_counted(lane, records)
+
+    def usage_gone(self, lane: str, records: int) -> None:
+        """So many records of a lane left their stream uncounted."""
+        self._metrics.usage_gone(lane, records)
+
     def difference(self, kind: str) -> None:
         """A reconcile found a difference of this kind."""
         self._metrics.difference(kind)

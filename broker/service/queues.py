@@ -24,11 +24,17 @@ def bounds_of(config: Config) -> Bounds:
         files_bytes_max=streams.files_bytes_max,
         files_age_s_max=streams.files_age_s_max,
         batches_age_s_max=streams.batches_age_s_max,
+        usage_age_s_max=streams.usage_age_s_max,
         duplicate_window_s=streams.duplicate_window_s,
         ack_wait_s=streams.ack_wait_s,
         ack_pending_jobs_max=streams.ack_pending_jobs_max,
         replicas=config.nats.replicas,
     )
+
+
+def results_ages_s(config: Config) -> dict[str, float]:
+    """Say how long each lane keeps its terminal records."""
+    return {lane.name: config.streams.results_age_s_max for lane in config.policy.lanes}
 
 
 def topology_of(config: Config) -> Topology:

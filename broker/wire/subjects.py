@@ -24,8 +24,10 @@ CONFIG_BUCKET = "CONFIG"
 ATTEMPTS_BUCKET = "ATTEMPTS"
 FILES_BUCKET = "FILES"
 BATCHES_BUCKET = "BATCHES"
+USAGE_BUCKET = "USAGE"
 
 _JOB_SUBJECT_TOKENS = 4
+_USAGE_DAY_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,22 @@ def lane_control(lane: str, verb: str) -> str:
 def cluster_control(verb: str) -> str:
     """Subject of an operator's request: `workers`, `lanes`, `drain`, `reconcile`."""
     return f"ctl.cluster.{verb}"
+
+
+def usage_day_key(lane: str, day: str) -> str:
+    """Key of a lane's sums of one day (`2026-11-30`) in the USAGE bucket."""
+    return f"day.{lane}.{day}"
+
+
+def parse_usage_day_key(key: str) -> tuple[str, str] | None:
+    """Undo `usage_day_key`: (lane, day); None for any other key."""
+    parts = key.split(".")
+    return (parts[1], parts[2]) if len(parts) == _USAGE_DAY_TOKENS and parts[0] == "day" else None
+
+
+def usage_mark_key(lane: str) -> str:
+    """Key of how far a lane is counted, in the USAGE bucket."""
+    return f"mark.{lane}"
 
 
 def lane_offer_key(lane: str) -> str:

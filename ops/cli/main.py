@@ -68,6 +68,7 @@ COMMANDS = (
     Command("batch", WORK),
     Command("workers", LOOK),
     Command("lanes", LOOK),
+    Command("usage", LOOK),
     Command("drain", LOOK),
     Command("dlq", LOOK),
     Command("decisions", LOOK),

@@ -126,19 +126,19 @@ async def test_without_a_broker_a_stored_job_waits() -> None:
         assert await client.look("other") is None
 
 
-async def test_a_job_that_ends_while_it_is_searched_is_found() -> None:
+async def test_a_job_that_ends_while_it_is_searched_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The record is looked for again after the search: absent from both is proof."""
     async with a_desk_and_client() as (desk, client):
-        link = link_of(client)
-        walk, job = link.messages, a_job()
+        job = a_job()
+        search = client._looks.search
 
-        async def ends_meanwhile(stream: str, **fields: Any) -> Any:
-            if stream.startswith("JOBS_"):
-                await desk.bus.append(subjects.result(LANE, job.id), encode(a_record(job)))
-            async for message in walk(stream, **fields):
-                yield message
+        async def ends_meanwhile(job_id: str) -> Place | None:
+            await desk.bus.append(subjects.result(LANE, job.id), encode(a_record(job)))
+            return await search(job_id)
 
-        link.messages = ends_meanwhile
+        monkeypatch.setattr(client._looks, "search", ends_meanwhile)
         look = await client.look(job.id)
         assert look is not None
         assert look.state is TicketState.ENDED

@@ -1,0 +1,287 @@
+"""Counts each terminal record once into its lane's accounts, across crashes of anybody.
+
+The leader walks each lane's RESULTS from where the last walk ended, off the hot path. A day's sums
+stand in one value of KV USAGE together with the last sequence counted in them, and are written by
+compare-and-set: the same records read again, after a crash or by a leader that does not know that
+it is deposed, add nothing. The mark that says where to go on is written after the days, so it may
+be behind them and never ahead.
+
+Records must not leave RESULTS uncounted. They age out after days, and who deletes them looks at the
+mark first (`bus.usage`); rejections that run out in seconds count nowhere. What is missing all the
+same is an alarm: `accounting.records_gone`, `inferlane_usage_records_gone_total`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import structlog
+from msgspec.structs import replace
+
+from broker.bus.base import Bus, BusError, NotFound, WrongSequence
+from broker.bus.usage import usage_mark
+from broker.wire import subjects
+from broker.wire.codec import MalformedMessage, decode, encode
+from broker.wire.messages import Kind
+from broker.wire.usage import CountedRecord, UsageDay, UsageMark, day_of, summed
+
+PASS_S = 1.0
+"""Between two looks at the lanes: accounts are seconds old, and a walk finds many records at once.
+"""
+
+LANES_AT_ONCE_MAX = 32
+"""Lanes looked at in one pass: a thousand take half a minute."""
+
+MARK_S = 3600.0
+"""An idle lane's mark is written anew this often: how old it is says for how long nobody counted.
+"""
+
+RECORDS_AT_ONCE_MAX = 500
+"""Records between two writes of a day's sums: adding them up takes half a millisecond."""
+
+YIELD_RECORDS = 16
+"""Records decoded without giving way: about a tenth of a millisecond of work."""
+
+SHORT_LIVED_MAX = 100_000
+"""Rejections that run out, remembered until the walk has passed them; of more, a gap says nothing.
+"""
+
+REWOUND_PASSES = 10
+"""A stream that ends before the mark for so many looks in a row has lost its end (a power cut on
+one server); a single look may be at a server that is behind."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Hears(Protocol):
+    """Hears of what was counted, and of what can't be any more."""
+
+    def usage_counted(self, lane: str, records: int) -> None:
+        """So many records are in the accounts now."""
+        ...
+
+    def usage_gone(self, lane: str, records: int) -> None:
+        """So many records left their stream uncounted."""
+        ...
+
+
+class _Found(NamedTuple):
+    """A record that was read."""
+
+    sequence: int
+    at_s: float
+    record: CountedRecord
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What is known of one lane."""
+
+    mark: UsageMark
+    mark_revision: int
+    rewound_passes: int = 0
+    days: dict[str, tuple[UsageDay, int]] = field(default_factory=dict[str, tuple[UsageDay, int]])
+    """The newest day only: (as stored, revision)."""
+
+
+class Accounting:
+    """The duty of counting, of one leadership."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        results_age_s_max: Mapping[str, float],
+        hears: Hears,
+        now: Callable[[], float],
+    ) -> None:
+        """`results_age_s_max` names the lanes, and how long each keeps its records."""
+        self._bus = bus
+        self._ages_s = results_age_s_max
+        self._hears = hears
+        self._now = now
+        self._lanes: dict[str, _Lane] = {}
+        self._short_lived: dict[str, set[int]] = {lane: set() for lane in results_age_s_max}
+        self._caught_up: set[str] = set()
+        """Lanes of which this leader has read all; before, its predecessor's rejections, which it
+        does not know, leave gaps."""
+
+    def short_lived(self, lane: str, sequence: int) -> None:
+        """Note a rejection that will run out: its place in the stream may be empty soon."""
+        known = self._short_lived.get(lane)
+        if known is not None and len(known) < SHORT_LIVED_MAX:
+            known.add(sequence)
+
+    async def run(self) -> None:
+        """Count, some lanes each PASS_S in turn, until cancelled."""
+        turn = deque(self._ages_s)
+        while True:
+            await asyncio.sleep(PASS_S)
+            for _ in range(min(LANES_AT_ONCE_MAX, len(turn))):
+                turn.rotate(-1)
+                await self.count_in_turn(turn[-1])
+
+    async def count_in_turn(self, lane: str) -> None:
+        """Count one lane; what fails is tried again in its next turn, from what is stored."""
+        try:
+            await self.count(lane)
+        except (BusError, MalformedMessage) as error:
+            self._lanes.pop(lane, None)
+            _log.warning("accounting.failed", lane=lane, error=str(error))
+
+    async def count(self, lane: str) -> None:
+        """Count what a lane's stream holds beyond the mark. Raises BusError, MalformedMessage."""
+        stream = subjects.results_stream(lane)
+        known = self._lanes.get(lane)
+        if known is None:
+            known = self._lanes[lane] = await self._load(lane)
+        last = (await self._bus.stream_state(stream)).last_sequence
+        if last < known.mark.sequence:
+            await self._rewound(known, last)
+            return
+        known.rewound_passes = 0
+        found: list[_Found] = []
+        if last > known.mark.sequence:
+            async for stored in self._bus.messages(stream, first_sequence=known.mark.sequence + 1):
+                found.append(_Found(stored.sequence, stored.at_s, _record(stored.data)))
+                if len(found) >= RECORDS_AT_ONCE_MAX:
+                    await self._add(known, found)
+                    found = []
+                if stored.sequence % YIELD_RECORDS == 0:
+                    await asyncio.sleep(0)
+        if found:
+            await self._add(known, found)
+        self._caught_up.add(lane)
+        if self._now() - known.mark.at_s > MARK_S:
+            await self._move(known, replace(known.mark, at_s=self._now()))
+
+    async def _load(self, lane: str) -> _Lane:
+        mark = await usage_mark(self._bus, lane)
+        return _Lane(mark, await self._revision(subjects.usage_mark_key(lane)))
+
+    async def _add(self, known: _Lane, found: Sequence[_Found]) -> None:
+        """Put records into their days, then move the mark behind them."""
+        lane, before = known.mark.lane, known.mark
+        by_day: dict[str, list[_Found]] = {}
+        for one in found:
+            if one.record.counts:
+                by_day.setdefault(day_of(one.at_s), []).append(one)
+        for day, records in by_day.items():
+            await self._add_to_day(known, day, records)
+        last = found[-1]
+        await self._move(known, replace(before, sequence=last.sequence, at_s=self._now()))
+        self._look_for_gaps(before, found)
+        self._hears.usage_counted(lane, sum(len(records) for records in by_day.values()))
+
+    async def _add_to_day(self, known: _Lane, day: str, records: Sequence[_Found]) -> None:
+        """Add what the day's value does not hold yet, however often another one gets ahead."""
+        lane, generation = known.mark.lane, known.mark.generation
+        while True:
+            value, revision = await self._day(known, day)
+            if value.generation > generation:
+                message = f"lane {lane} is counted by another leader, from a later beginning"
+                raise WrongSequence(message)
+            counted = value.counted_sequence if value.generation == generation else 0
+            new = [one.record for one in records if one.sequence > counted]
+            if not new:
+                return
+            value = replace(
+                value,
+                generation=generation,
+                counted_sequence=records[-1].sequence,
+                rows=summed(value.rows, new),
+            )
+            try:
+                revision = await self._write(subjects.usage_day_key(lane, day), value, revision)
+            except WrongSequence:
+                known.days.clear()
+                continue
+            known.days = {day: (value, revision)}
+            return
+
+    async def _day(self, known: _Lane, day: str) -> tuple[UsageDay, int]:
+        """Give a day's value and its revision; an empty one at revision 0 when there is none."""
+        cached = known.days.get(day)
+        if cached is not None:
+            return cached
+        key = subjects.usage_day_key(known.mark.lane, day)
+        try:
+            entry = await self._bus.kv_get(subjects.USAGE_BUCKET, key)
+        except NotFound:
+            return UsageDay(lane=known.mark.lane, day=day), 0
+        return decode(entry.value, UsageDay), entry.revision
+
+    async def _move(self, known: _Lane, mark: UsageMark) -> None:
+        """Write the mark. Raises WrongSequence when another leader counts this lane, too."""
+        key = subjects.usage_mark_key(mark.lane)
+        known.mark_revision = await self._write(key, mark, known.mark_revision)
+        known.mark = mark
+
+    async def _write(self, key: str, value: UsageDay | UsageMark, revision: int) -> int:
+        if revision:
+            return await self._bus.kv_update(
+                subjects.USAGE_BUCKET, key, encode(value), revision=revision
+            )
+        return await self._bus.kv_create(subjects.USAGE_BUCKET, key, encode(value))
+
+    async def _revision(self, key: str) -> int:
+        try:
+            return (await self._bus.kv_get(subjects.USAGE_BUCKET, key)).revision
+        except NotFound:
+            return 0
+
+    # ---- what is missing ----
+
+    def _look_for_gaps(self, before: UsageMark, found: Sequence[_Found]) -> None:
+        """Alarm about records that were in the stream and can't be read any more."""
+        lane, last = before.lane, found[-1].sequence
+        short_lived = self._short_lived[lane]
+        missing = last - before.sequence - len(found)
+        if missing and before.sequence and not self._is_explained(before):
+            seen = {one.sequence for one in found}
+            ran_out = sum(before.sequence < one <= last and one not in seen for one in short_lived)
+            missing -= ran_out
+            if missing > 0 and len(short_lived) < SHORT_LIVED_MAX:
+                _log.error(
+                    "accounting.records_gone",
+                    lane=lane,
+                    records=missing,
+                    after_sequence=before.sequence,
+                    up_to_sequence=last,
+                )
+                self._hears.usage_gone(lane, missing)
+        self._short_lived[lane] = {one for one in short_lived if one > last}
+
+    def _is_explained(self, before: UsageMark) -> bool:
+        """Say whether gaps may be rejections of the leader before, which ran out meanwhile.
+
+        Not where nobody counted for so long that other records ran out, too.
+        """
+        idle_s = self._now() - before.at_s
+        return before.lane not in self._caught_up and idle_s < self._ages_s[before.lane]
+
+    async def _rewound(self, known: _Lane, last: int) -> None:
+        """Go on from a stream's new end, once it is certain that it lost its old one."""
+        known.rewound_passes += 1
+        if known.rewound_passes < REWOUND_PASSES:
+            return
+        mark = known.mark
+        _log.error(
+            "accounting.stream_rewound",
+            lane=mark.lane,
+            counted_sequence=mark.sequence,
+            last_sequence=last,
+        )
+        generation = mark.generation + 1
+        known.rewound_passes = 0
+        await self._move(known, replace(mark, sequence=last, generation=generation))
+
+
+def _record(data: bytes) -> CountedRecord:
+    """Read what counts of a stored record; one that can't be read is a failed job to all."""
+    try:
+        return decode(data, CountedRecord)
+    except MalformedMessage:
+        return CountedRecord(kind=Kind.FAILED)
