@@ -19,7 +19,6 @@ from broker.core.backlog import Rival, Supply, served_after_s
 from broker.core.costs import OUTPUT_WEIGHT
 from broker.core.decisions import HeldBy
 from broker.core.events import JobSpec
-from broker.core.lanes import group_of
 from broker.core.mind import Mind
 from broker.core.paces import Flow, Pace, Runs
 from broker.core.queues import AGED_BANDS, Pool, Queue, Waiting
@@ -210,16 +209,16 @@ class Estimates:
     def _rivals(self, queue: Queue, own_tokens: float) -> list[Rival]:
         """List the other lanes of a queue's band, those that are not looked at as one."""
         pool, band, at_s = queue.pool, queue.band, self._mind.at_s
-        pace, group = self._pace(pool), group_of(band)
+        pace = self._pace(pool)
         own, whole = self._flow(queue), pace.bands[band]
-        counter = pool.counters.counter(queue.lane, group=group) + own_tokens / queue.weight
+        counter = pool.counters.counter(queue.lane, band=band) + own_tokens / queue.weight
         rivals: list[Rival] = []
         for lane in _lanes(pool, band):
             if lane == queue.lane:
                 continue
             other = pool.queues[lane, band]
             flow = self._flow(other)
-            behind = max(0.0, counter - pool.counters.counter(lane, group=group))
+            behind = max(0.0, counter - pool.counters.counter(lane, band=band))
             rivals.append(
                 Rival(
                     other.work_tokens * flow.cost_ratio,

@@ -1,29 +1,31 @@
-"""Fair shares between lanes: virtual token counters, one per lane and model pool.
+"""Fair shares between lanes: virtual token counters, one per lane and band of a model pool.
 
 Theory: Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Each lane's counter
 rises by the weighted tokens dispatched for it ÷ its weight; the lane with the least counter goes
 first. Tokens, not jobs: a lane of long jobs and one of short jobs get the same work. A lane that
-wakes is lifted to the least counter of those that wait, so that idleness is not banked. A corrected
-cost corrects the counter. Two lanes that both wait stay within U + Q + K·E of each other: the
-largest cost, the slack within which locality may choose, and the jobs in flight × the largest error
-of an estimate.
+wakes is lifted to the least counter of those in line, so that idleness is not banked. A corrected
+cost corrects the counter.
 
-Bands 0-2 share one counter per lane; batch has its own, else a night of batch would cost a tenant
-its day.
+Two lanes in line in the same band stay within U + Q + P + K·E of each other. U: largest cost. Q:
+slack within which locality may choose. P: by how much more a lane was passed over that was least
+served and could not go; at most `DEBT_TOKENS_MAX`. K·E: most jobs in flight × largest correction of
+one, that of a failed attempt included.
+
+Each band has counters of its own, since bands are served by priority, not by counters: what a lane
+gets where another has nothing in line says nothing of whose turn it is elsewhere. With one counter
+over several bands a lane that had a higher one to itself owed all of that in a lower one, and who
+came to the higher one was lifted to lanes that had no part in it, and took it over.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from broker.wire.ids import BATCH_BAND
+from broker.wire.ids import BANDS
 
-ONLINE = 0
-BATCH = 1
-
-
-def group_of(band: int) -> int:
-    """Say which of a lane's two counters pays for a band."""
-    return BATCH if band == BATCH_BAND else ONLINE
+DEBT_TOKENS_MAX = 65_536.0
+"""Most that a lane falls behind, beyond the slack, whose jobs can't go where others do: it goes
+first when they can, and so gets its share in the end; but what never fits must not bank for
+ever."""
 
 
 class Ranking:
@@ -65,61 +67,131 @@ class Ranking:
         return self._sorted[0][0] if self._sorted else None
 
     @property
-    def spread(self) -> float:
-        """Greatest less least counter; 0 with fewer than two lanes."""
-        return self._sorted[-1][0] - self._sorted[0][0] if self._sorted else 0.0
+    def greatest(self) -> float | None:
+        """The greatest counter."""
+        return self._sorted[-1][0] if self._sorted else None
+
+
+class _Books:
+    """One band's counters."""
+
+    def __init__(self) -> None:
+        self.counters: dict[str, float] = {}
+        self.in_line: dict[str, int] = {}
+        """Jobs, by lane."""
+        self.awake = Ranking()
+        self.left = ""
+        """The lane that last left the line: a lane that wakes alone is lifted to its counter, as
+        that is by then (charged for its last job, or refunded)."""
+        self.floor = 0.0
+        """No lane counts as less. The ranking keeps the order of those beneath it."""
+
+    def counter(self, lane: str) -> float:
+        return max(self.floor, self.counters.get(lane, 0.0))
+
+    @property
+    def least(self) -> float | None:
+        least = self.awake.least
+        return None if least is None else max(self.floor, least)
+
+    @property
+    def gap(self) -> float:
+        greatest = self.awake.greatest
+        return 0.0 if greatest is None else max(0.0, greatest - (self.least or 0.0))
 
 
 class LaneCounters:
     """The counters of one model pool."""
 
     def __init__(self) -> None:
-        self._counters: tuple[dict[str, float], dict[str, float]] = ({}, {})
-        self._waiting: tuple[dict[str, int], dict[str, int]] = ({}, {})
-        self._left: list[str] = ["", ""]
-        """The lane that last stopped waiting: a lane that wakes alone is lifted to its counter, as
-        that is by then (charged for its last job, or refunded)."""
-        self.awake: tuple[Ranking, Ranking] = (Ranking(), Ranking())
-        """Lanes that wait for something."""
+        self._books = tuple(_Books() for _ in BANDS)
         self.cost_max: float = 0.0
         """U: largest cost ÷ weight charged."""
         self.error_max: float = 0.0
         """E: largest correction ÷ weight."""
+        self.inflight_jobs_max = 0
+        """K: most jobs in flight at once."""
+        self.passed_max: float = 0.0
+        """P: most that a lane in line was behind one that went, beyond the slack."""
 
-    def counter(self, lane: str, *, group: int) -> float:
+    def counter(self, lane: str, *, band: int) -> float:
         """Tell a lane's counter."""
-        return self._counters[group].get(lane, 0.0)
+        return self._books[band].counter(lane)
 
-    def is_awake(self, lane: str, *, group: int) -> bool:
-        """Say whether a lane waits for something."""
-        return lane in self._waiting[group]
+    def place(self, lane: str, *, band: int) -> float:
+        """Tell by what a lane in line is ranked: its counter, without the floor."""
+        return self._books[band].counters[lane]
 
-    def job_waits(self, lane: str, *, group: int) -> None:
-        """Note one more waiting job; a lane that wakes is lifted."""
-        waiting = self._waiting[group]
-        jobs = waiting.get(lane, 0)
-        waiting[lane] = jobs + 1
+    def floor(self, *, band: int) -> float:
+        """Tell what every lane of a band counts as at least."""
+        return self._books[band].floor
+
+    def is_awake(self, lane: str, *, band: int) -> bool:
+        """Say whether a lane has jobs in line."""
+        return lane in self._books[band].awake
+
+    @property
+    def gap(self) -> float:
+        """Greatest difference between two lanes in line in the same band; 0 with fewer than two."""
+        return max(books.gap for books in self._books)
+
+    def bound(self, *, slack_tokens: float) -> float:
+        """Tell what `gap` may be at most: U + Q + P + K·E."""
+        errors = self.inflight_jobs_max * self.error_max
+        return self.cost_max + slack_tokens + self.passed_max + errors
+
+    def lined_up(self, lane: str, *, band: int) -> None:
+        """Note one more job in line; a lane that wakes is lifted."""
+        books = self._books[band]
+        jobs = books.in_line.get(lane, 0)
+        books.in_line[lane] = jobs + 1
         if jobs:
             return
-        least = self.awake[group].least
-        floor = self.counter(self._left[group], group=group) if least is None else least
-        counter = max(self.counter(lane, group=group), floor)
-        self._counters[group][lane] = counter
-        self.awake[group].put(lane, counter)
+        least = books.least
+        level = books.counter(books.left) if least is None else least
+        counter = books.counters[lane] = max(books.counter(lane), level)
+        books.awake.put(lane, counter)
 
-    def job_left(self, lane: str, *, group: int) -> None:
-        """Note one waiting job less."""
-        waiting = self._waiting[group]
-        waiting[lane] -= 1
-        if not waiting[lane]:
-            del waiting[lane]
-            self._left[group] = lane
-            self.awake[group].drop(lane)
+    def left(self, lane: str, *, band: int) -> None:
+        """Note one job less in line."""
+        books = self._books[band]
+        books.in_line[lane] -= 1
+        if not books.in_line[lane]:
+            del books.in_line[lane]
+            books.left = lane
+            books.awake.drop(lane)
 
-    def charge(self, lane: str, amount: float, *, group: int) -> float:
-        """Charge (or refund, when negative) work ÷ weight; return the new counter."""
-        counter = self.counter(lane, group=group) + amount
-        self._counters[group][lane] = counter
-        if lane in self.awake[group]:
-            self.awake[group].put(lane, counter)
-        return counter
+    def goes_first(self, lane: str, *, band: int, slack_tokens: float) -> None:
+        """Note that a lane's job goes whosever turn it is: nobody in line banks much of that."""
+        books = self._books[band]
+        books.floor = max(books.floor, books.counter(lane) - slack_tokens - DEBT_TOKENS_MAX)
+
+    def dispatched(self, lane: str, cost: float, *, band: int, slack_tokens: float) -> None:
+        """Charge a lane for a job that goes: its cost ÷ weight."""
+        books = self._books[band]
+        counter, least = books.counter(lane), books.least
+        if least is not None:
+            self.passed_max = max(self.passed_max, counter - slack_tokens - least)
+        self.cost_max = max(self.cost_max, cost)
+        self._put(books, lane, counter + cost)
+
+    def correct(self, lane: str, amount: float, *, band: int) -> None:
+        """Charge what a job costs more, or refund what it costs less (negative): work ÷ weight."""
+        books = self._books[band]
+        self._put(books, lane, books.counter(lane) + amount)
+
+    def erred(self, amount: float) -> None:
+        """Note by how much one job's charge was wrong in all: work ÷ weight, of either sign."""
+        self.error_max = max(self.error_max, abs(amount))
+
+    def lift(self, lane: str, counter: float, *, band: int) -> None:
+        """Raise a lane's counter."""
+        books = self._books[band]
+        if counter > books.counter(lane):
+            self._put(books, lane, counter)
+
+    @staticmethod
+    def _put(books: _Books, lane: str, counter: float) -> None:
+        books.counters[lane] = counter
+        if lane in books.awake:
+            books.awake.put(lane, counter)

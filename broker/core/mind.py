@@ -96,9 +96,13 @@ class Mind:
         if starts and worker.breaker.given(lease.attempt):
             self.fleet.refresh(worker)  # Nothing else goes there until the probe has ended.
         queue = self.ledger.queue_of(lease)
-        self.queues.charge(queue, lease.cost_tokens)
         counters = queue.pool.counters
-        counters.cost_max = max(counters.cost_max, lease.cost_tokens / queue.weight)
+        counters.inflight_jobs_max = max(counters.inflight_jobs_max, queue.pool.inflight_jobs)
+        if starts:
+            self.queues.charge(queue, lease.cost_tokens)
+        else:  # Found running: it did not go in its lane's turn, or was refunded since.
+            self.queues.correct(queue, lease.cost_tokens)
+            self._errs(lease, lease.cost_tokens)
         stall_s = self.policy.leases.stall_s
         self.progress_alarms.set(lease.progressed_at_s + stall_s, lease)
         if is_suspect(lease.failures, self.policy.leases):
@@ -121,6 +125,7 @@ class Mind:
             self._revoked[lease.job.key] = lease.attempt
         if refund:
             self.refunds(lease, lease.cost_tokens)
+            self._errs(lease, lease.cost_tokens)
         self.changed(worker, opened=True)
         return worker
 
@@ -142,7 +147,7 @@ class Mind:
     def refunds(self, lease: Lease, tokens: float) -> None:
         """Give a lane back what its job did not use (or charge the rest, when negative)."""
         queue = self.ledger.queue_of(lease)
-        self.queues.charge(queue, -tokens)
+        self.queues.correct(queue, -tokens)
 
     def settles(self, lease: Lease, *, cost_tokens_real: float | None) -> None:
         """End a leased job; its lane pays for what it really used, where that is known."""
@@ -155,8 +160,7 @@ class Mind:
 
     def _errs(self, lease: Lease, error_tokens: float) -> None:
         queue = self.ledger.queue_of(lease)
-        counters = queue.pool.counters
-        counters.error_max = max(counters.error_max, abs(error_tokens) / queue.weight)
+        queue.pool.counters.erred(error_tokens / queue.weight)
 
     def forgets(self, key: str) -> bool:
         """Drop a waiting job; False when it doesn't wait."""

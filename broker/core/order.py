@@ -2,8 +2,9 @@
 
 1. *Band*: `bands` says who is owed; else strictly by priority, aged jobs one band up while the cap
    allows.
-2. *Lane*: those whose virtual token counters lie within Q (`lane_slack_tokens`) of the least are
-   equal, so that locality may choose between them. A lane that its quota holds back is passed over.
+2. *Lane* in the band: those whose virtual token counters lie within Q (`lane_slack_tokens`) of the
+   least are equal, so that locality may choose between them. A lane that its quota holds back is
+   passed over.
 3. *Job*: the least `prefill_s + α · enqueued_at_s`, which is least uncached prefill seconds less α
    times the wait, written so that waiting needs no new sums. What a worker can serve from its cache
    goes at once, short work goes before long, and nobody is overtaken for longer than its own
@@ -26,7 +27,7 @@ from broker.core.bands import LOW_BAND_MIN, Way
 from broker.core.breaker import BreakerState
 from broker.core.decisions import Dispatch, Explanation, HeldBy
 from broker.core.gate import Gate, cost_of
-from broker.core.lanes import Ranking, group_of
+from broker.core.lanes import DEBT_TOKENS_MAX, Ranking
 from broker.core.mind import Mind
 from broker.core.placement import Placement
 from broker.core.pressure_step import Step
@@ -46,10 +47,6 @@ STEP_DISPATCHES_MAX = 256
 SETTLE_DISPATCHES_MAX = 8
 """The same, of `Scheduler.settle`, which is asked again for the rest: about a millisecond."""
 
-ROOM_DEBT_TOKENS_MAX = 65_536.0
-"""Most that a lane falls behind whose jobs find no room where smaller ones do: it goes first when
-there is some, and so gets its share in the end; but what never fits must not bank for ever."""
-
 DEADLINE_SHARE = 0.5
 """How much of the time that a deadline takes off a band's longest wait counts as waited. All of it
 would leave jobs of one deadline no wait of their own: the short lines of a batch passed a long one
@@ -59,7 +56,7 @@ SKIPS = 64
 """How far it is walked past jobs that are surely too large: that costs next to nothing."""
 
 _Entry = tuple[float, str, int, bool]
-"""A lane's place in a contest: counter, lane, band, aged."""
+"""A lane's place in a contest: what it is ranked by, lane, band, aged."""
 
 
 class Order:
@@ -111,6 +108,7 @@ class Order:
             return
         placement = self._gate.look(waiting)
         if placement is not None:
+            self._goes_first(queue)
             self._give(waiting, placement, Way.PRIORITY)
 
     def _dispatch_pool(self, pool: Pool, dispatches_max: int) -> None:
@@ -142,12 +140,15 @@ class Order:
         for band in BANDS:
             claimant = self._claimant(pool, band, borrow)
             if claimant is not None:
+                self._goes_first(claimant[0].queue)
                 return (*claimant, Way.CLAIM)
             for stands in self._stands(pool, band):
                 best = self._contest(pool, stands, _more(pool, band, borrow))
                 if best is not None:
-                    rose = best[0].queue.band > band and any(pool.in_line[: band + 1])
-                    return (*best, Way.AGED if rose else Way.PRIORITY)
+                    if best[0].queue.band == band:
+                        return (*best, Way.PRIORITY)
+                    self._goes_first(best[0].queue)
+                    return (*best, Way.AGED if any(pool.in_line[: band + 1]) else Way.PRIORITY)
                 if pool.closed:
                     return None
         return None
@@ -163,9 +164,9 @@ class Order:
     def _stands(self, pool: Pool, band: int) -> list[list[tuple[int, bool]]]:
         """List who competes in a band, contest after contest.
 
-        Aged jobs of the band below stand among its own; where nobody of a higher band waits, they
-        take no slot that is kept for such. Batch has counters of its own, which say nothing beside
-        others': what its credit allows goes first.
+        Each band has counters of its own, which say nothing beside another's. So what aged jobs of
+        the band below have earned goes first; where nobody of a higher band waits, they take no
+        slot that is kept for such.
         """
         own, rising = [(band, False), (band, True)], band + 1
         stands = [] if self._keeps_back(pool, band) else [own]
@@ -177,10 +178,7 @@ class Order:
             return stands
         if not pool.shares.may_age(rising, pool.in_line, pool.work_tokens):
             return stands
-        aged = (rising, True)
-        if rising == BATCH_BAND:
-            return [[aged], *stands]
-        return [[*own, aged]] if stands else [[aged]]
+        return [[(rising, True)], *stands]
 
     def _keeps_back(self, pool: Pool, band: int, *, by_share: bool = False) -> bool:
         """Say whether no job of a band may go now, and note why at the one that would be next."""
@@ -198,13 +196,15 @@ class Order:
     def _contest(
         self, pool: Pool, stands: list[tuple[int, bool]], borrow: Borrow
     ) -> tuple[Waiting, Placement] | None:
-        """Find the best job of the least served lanes that have one which may go."""
+        """Find the best job of a band's least served lanes that have one which may go."""
         order = self._mind.policy.order
         fair: list[Line] = []
         passed: list[tuple[Queue, float]] = []
         least, is_least = 0.0, True
+        floor = pool.counters.floor(band=stands[0][0])
         best: tuple[Waiting, Placement] | None = None
-        for counter, lane, band, aged in self._entries(pool, stands, borrow):
+        for place, lane, band, aged in self._entries(pool, stands, borrow):
+            counter = max(floor, place)
             if fair and (
                 counter > least + order.lane_slack_tokens or len(fair) >= order.candidates_max
             ):
@@ -212,7 +212,7 @@ class Order:
                 is_least = False
                 if best is not None or pool.closed:
                     break
-                passed += [(line[0][3].queue, ROOM_DEBT_TOKENS_MAX) for line in fair]
+                passed += [(line[0][3].queue, DEBT_TOKENS_MAX) for line in fair]
                 fair = []
             queue = pool.queues[lane, band]
             line = queue.aged if aged else queue.fresh
@@ -254,17 +254,20 @@ class Order:
         self._gate.hold(line[0][3], HeldBy.QUOTA, blocked)
         return True
 
+    def _goes_first(self, queue: Queue) -> None:
+        """Let no lane in line bank that a job goes whosever turn it is."""
+        queue.pool.counters.goes_first(
+            queue.lane,
+            band=queue.band,
+            slack_tokens=self._mind.policy.order.lane_slack_tokens,
+        )
+
     def _lift(self, passed: list[tuple[Queue, float]], chosen: Queue) -> None:
         """Let nobody bank the time in which its quota kept it; little, where it found no room."""
-        counters = chosen.pool.counters
-        counter = counters.counter(chosen.lane, group=group_of(chosen.band))
+        counter = chosen.pool.counters.counter(chosen.lane, band=chosen.band)
         floor = counter - self._mind.policy.order.lane_slack_tokens
         for queue, debt_max in passed:
-            if group_of(queue.band) == group_of(chosen.band):
-                counter = counters.counter(queue.lane, group=group_of(queue.band))
-                behind = floor - debt_max - counter
-                if behind > 0:
-                    self._mind.queues.charge(queue, behind * queue.weight)
+            self._mind.queues.lift(queue, floor - debt_max)
 
     def _best(
         self, fair: list[Line], borrow: Borrow, *, claims: bool

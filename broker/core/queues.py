@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from broker.core.bands import BandShares
 from broker.core.decisions import HeldBy
 from broker.core.events import JobSpec
-from broker.core.lanes import LaneCounters, Ranking, group_of
+from broker.core.lanes import LaneCounters, Ranking
 from broker.core.policy import Policy
 from broker.core.pressure_step import Step
 from broker.core.quotas import Quotas
@@ -240,9 +240,8 @@ class Queues:
         queue.work_tokens += waiting.work_tokens
         queue.pool.work_tokens[queue.band] += waiting.work_tokens
         queue.count(1)
-        queue.pool.counters.job_waits(queue.lane, group=group_of(queue.band))
         if not waiting.resting:
-            self._line_up(waiting)
+            self._enter(waiting)
 
     def remove(self, waiting: Waiting) -> None:
         """Take a job out of wherever it waits."""
@@ -250,16 +249,16 @@ class Queues:
         del self.waiting[waiting.job.key]
         if not waiting.resting:
             self._step_out(waiting)
+            queue.pool.counters.left(queue.lane, band=queue.band)
         queue.work_tokens -= waiting.work_tokens
         queue.pool.work_tokens[queue.band] -= waiting.work_tokens
         queue.count(-1)
-        queue.pool.counters.job_left(queue.lane, group=group_of(queue.band))
 
     def wake(self, waiting: Waiting) -> None:
         """End a job's back-off."""
         if waiting.resting:
             waiting.resting = False
-            self._line_up(waiting)
+            self._enter(waiting)
 
     def age(self, waiting: Waiting) -> None:
         """Let a job rise one band."""
@@ -271,25 +270,44 @@ class Queues:
         if not waiting.resting:
             self._line_up(waiting)
 
-    def charge(self, queue: Queue, tokens: float) -> None:
-        """Charge a lane for work (or refund it), and move it in every ranking it stands in."""
-        pool, group = queue.pool, group_of(queue.band)
-        counter = pool.counters.charge(queue.lane, tokens / queue.weight, group=group)
-        if not pool.counters.is_awake(queue.lane, group=group):
-            return
-        for band in BANDS:
-            if group_of(band) == group:
-                for ranking in (pool.fresh[band], pool.aged[band]):
-                    if queue.lane in ranking:
-                        ranking.put(queue.lane, counter)
+    def charge(self, queue: Queue, cost_tokens: float) -> None:
+        """Charge a lane for a job that goes."""
+        queue.pool.counters.dispatched(
+            queue.lane,
+            cost_tokens / queue.weight,
+            band=queue.band,
+            slack_tokens=self._policy.order.lane_slack_tokens,
+        )
+        self._rank(queue)
+
+    def correct(self, queue: Queue, tokens: float) -> None:
+        """Charge a lane for what its jobs cost more than it paid; or refund it, when negative."""
+        queue.pool.counters.correct(queue.lane, tokens / queue.weight, band=queue.band)
+        self._rank(queue)
+
+    def lift(self, queue: Queue, counter: float) -> None:
+        """Raise a lane's counter to this, if it is less."""
+        queue.pool.counters.lift(queue.lane, counter, band=queue.band)
+        self._rank(queue)
+
+    def _rank(self, queue: Queue) -> None:
+        """Move a lane to its place in each ranking that it stands in."""
+        pool, lane, band = queue.pool, queue.lane, queue.band
+        for ranking in (pool.fresh[band], pool.aged[band]):
+            if lane in ranking:
+                ranking.put(lane, pool.counters.place(lane, band=band))
+
+    def _enter(self, waiting: Waiting) -> None:
+        queue = waiting.queue
+        queue.pool.counters.lined_up(queue.lane, band=queue.band)
+        self._line_up(waiting)
 
     def _line_up(self, waiting: Waiting) -> None:
         queue, pool = waiting.queue, waiting.queue.pool
         line = queue.aged if waiting.aged else queue.fresh
         if not line:
             ranking = (pool.aged if waiting.aged else pool.fresh)[queue.band]
-            counter = pool.counters.counter(queue.lane, group=group_of(queue.band))
-            ranking.put(queue.lane, counter)
+            ranking.put(queue.lane, pool.counters.place(queue.lane, band=queue.band))
         insort(line, (*waiting.place, waiting))
         pool.in_line[queue.band] += 1
 

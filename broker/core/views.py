@@ -6,7 +6,6 @@ from broker.core.bands import Way
 from broker.core.breaker import BreakerState
 from broker.core.decisions import HeldBy
 from broker.core.estimates import Estimates
-from broker.core.lanes import ONLINE
 from broker.core.mind import Mind
 from broker.core.pressure_step import Step
 from broker.core.queues import Pool, Queue
@@ -103,9 +102,10 @@ class PoolView:
     """In line; those in back-off are not."""
     inflight_jobs: int
     fairness_gap: float
-    """Greatest difference between the counters of lanes that wait (weighted tokens ÷ weight)."""
+    """Greatest difference between the counters of lanes that wait in the same band (weighted tokens
+    ÷ weight)."""
     fairness_bound: float
-    """What it may be at most: U + Q + K·E."""
+    """What it may be at most: U + Q + P + K·E, see `lanes`."""
     work_tokens: tuple[tuple[int, Way, float], ...]
     """Weighted tokens dispatched, by band and by right: how much each exception took."""
     pressure: Step
@@ -291,8 +291,8 @@ class Views:
             pool.slots,
             sum(pool.in_line),
             pool.inflight_jobs,
-            counters.awake[ONLINE].spread,
-            counters.cost_max + slack + pool.inflight_jobs * counters.error_max,
+            counters.gap,
+            counters.bound(slack_tokens=slack),
             tuple(work),
             pool.pressure,
             pool.online_wait_s,

@@ -71,7 +71,7 @@ def _pools(pools: Sequence[PoolView]) -> Iterator[Metric]:
         ("desired_workers", "What runs and waits calls for.", lambda one: one.desired_workers),
         (
             "fairness_gap",
-            "Greatest difference between waiting lanes.",
+            "Greatest difference between lanes that wait in the same band.",
             lambda one: one.fairness_gap,
         ),
         ("fairness_bound", "Bound of fairness_gap.", lambda one: one.fairness_bound),

@@ -65,7 +65,7 @@ class PoolView(Struct, frozen=True, kw_only=True):
     online_wait_s: float
     """Expected wait of bands 0-1 that `pressure` follows."""
     fairness_gap: float
-    """Greatest difference between waiting lanes, in weighted tokens ÷ weight."""
+    """Greatest difference between lanes that wait in the same band, in weighted tokens ÷ weight."""
     fairness_bound: float
     """What the gap may be at most."""
     work_tokens: tuple[tuple[int, str, float], ...] = ()

@@ -155,6 +155,11 @@ def _check_pools(
             sum(lease.job.model == pool.model for lease in leases),
         )
         require(said == true, f"pool {pool.model} counts workers, slots, jobs {said}, true {true}")
+        gap, bound = pool.fairness_gap, pool.fairness_bound
+        fair = gap <= bound + ROUNDING
+        require(
+            fair, f"lanes of pool {pool.model} are {gap:g} tokens apart, by the bound {bound:g}"
+        )
 
 
 def _check_queues(scheduler: Scheduler, leases: Sequence[Lease], waiting_jobs: int) -> None:

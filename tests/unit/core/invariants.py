@@ -57,6 +57,19 @@ def check_sums(scheduler: Scheduler) -> None:
         assert pool.inflight_jobs == sum(lease.job.model == pool.model for lease in leases)
         assert pool.slots == sum(one.slots_for_new for one in pool.workers.values())
         _check_lines(mind, pool)
+        _check_fairness(mind, pool)
+
+
+def _check_fairness(mind: Mind, pool: Pool) -> None:
+    """Lanes in line in the same band are within the published bound, however estimates erred."""
+    counters, slack_tokens = pool.counters, mind.policy.order.lane_slack_tokens
+    assert counters.gap <= counters.bound(slack_tokens=slack_tokens)
+    for (lane, band), queue in pool.queues.items():
+        in_line = bool(queue.fresh or queue.aged)
+        assert counters.is_awake(lane, band=band) == in_line
+        for ranking in (pool.fresh[band], pool.aged[band]):
+            if lane in ranking:
+                assert (counters.place(lane, band=band), lane) in list(ranking)
 
 
 def check_lending(rows: Iterable[RowUsage]) -> None:

@@ -40,7 +40,7 @@ def two_workers(policy: Any = None) -> tuple[Cluster, Dispatch]:
 
 def counter(cluster: Cluster, lane: str = LANE) -> float:
     """A lane's virtual token counter."""
-    return cluster.scheduler._mind.queues.pool(MODEL).counters.counter(lane, group=0)
+    return cluster.scheduler._mind.queues.pool(MODEL).counters.counter(lane, band=2)
 
 
 # ---- answers ------------------------------------------------------------------------------------

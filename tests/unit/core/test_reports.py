@@ -226,16 +226,16 @@ def test_a_job_that_writes_more_than_expected_is_charged_while_it_runs() -> None
     cluster.end(learned, usage=Usage(100, 0, 10))
     dispatch = only(Dispatch, cluster.hold(a_spec(output_tokens_max=50)))
     counters = cluster.scheduler._mind.queues.pool(MODEL).counters
-    before = counters.counter(LANE, group=0)
+    before = counters.counter(LANE, band=2)
     assert cluster.usage["all"] == (1, 160.0)
     for output_tokens, cost in ((30, 160.0), (40, 180.0), (50, 200.0)):
         listed = in_flight(a_spec(), dispatch.attempt, output_tokens=output_tokens, prefilled=True)
         cluster.beat("w1", inflight=(listed,))
         assert cluster.usage["all"] == (1, cost)
-        assert counters.counter(LANE, group=0) == before + cost - 160.0
+        assert counters.counter(LANE, band=2) == before + cost - 160.0
     assert counters.error_max == 80.0
     cluster.end(dispatch, usage=Usage(100, 0, 50))
-    assert counters.counter(LANE, group=0) == before + 40.0
+    assert counters.counter(LANE, band=2) == before + 40.0
     check_sums(cluster.scheduler)
 
 

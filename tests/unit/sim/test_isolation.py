@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from broker.core.order import ROOM_DEBT_TOKENS_MAX
+from broker.core.lanes import DEBT_TOKENS_MAX
 from broker.core.policy import BandPolicy, LanePolicy, OrderPolicy, Policy, QuotaRow
 from broker.engine_model.profile import DEMO
 from broker.sim.mind import MODEL, MindRouter
@@ -64,8 +64,8 @@ def test_a_lane_at_20_times_its_quota_leaves_another_s_wait_as_it_is() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_case_18_short_against_long_jobs_is_half_and_half_in_work(seed: int) -> None:
-    """While both lanes wait, their work differs by no more than the published bound, though long
-    jobs often find no room where short ones do.
+    """While both lanes wait, their work differs by no more than the published bound, and that is
+    little of it all, though long jobs often find no room where short ones do.
     """
     short = jobs(
         random.Random(seed), count=700, band=2, lane="short", prompt_tokens=100, output_tokens=20
@@ -77,8 +77,9 @@ def test_case_18_short_against_long_jobs_is_half_and_half_in_work(seed: int) -> 
     router = under(world, lanes=("short", "long"))
     work = work_while_both_wait(world, ("short", "long"))
     (pool,) = router.scheduler.views.pools()
-    assert abs(work["short"] - work["long"]) <= pool.fairness_bound
-    assert sum(work.values()) > 10 * pool.fairness_bound
+    apart = abs(work["short"] - work["long"])
+    assert apart <= pool.fairness_bound
+    assert apart <= 0.1 * sum(work.values())
 
 
 def test_what_never_fits_banks_a_bounded_debt() -> None:
@@ -89,11 +90,14 @@ def test_what_never_fits_banks_a_bounded_debt() -> None:
     huge = [(0.0, "huge", 2, 12_500, 10)] * 20
     world = a_world([*small, *huge], workers=1)
     gaps: list[float] = []
+    bounds: list[float] = []
     router: list[MindRouter] = []
 
     def look(at_s: float) -> None:
         if router:
-            gaps.append(router[0].scheduler.views.pools()[0].fairness_gap)
+            (pool,) = router[0].scheduler.views.pools()
+            gaps.append(pool.fairness_gap)
+            bounds.append(pool.fairness_bound)
         world.call_at(at_s + 1.0, look) if world.open else None
 
     free = BandPolicy(guaranteed_share=0.0)
@@ -107,4 +111,5 @@ def test_what_never_fits_banks_a_bounded_debt() -> None:
     world.run(router[0])
     slack = OrderPolicy().lane_slack_tokens
     assert max(gaps) > 2 * slack
-    assert max(gaps) <= ROOM_DEBT_TOKENS_MAX + slack + 16_384
+    assert max(gaps) <= DEBT_TOKENS_MAX + slack + 16_384
+    assert all(gap <= bound for gap, bound in zip(gaps, bounds, strict=True))
