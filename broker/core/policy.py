@@ -166,7 +166,8 @@ class OrderPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """A batch competes one band up once what is left of it would, at its pace, take more than its
     window leaves ÷ this."""
     aged_share_max: Share = 0.25
-    """Most of dispatched work that bands 2-3 take together while higher bands have demand."""
+    """Most of dispatched work that bands 2-3 take together while higher bands have demand, and by
+    aging band 1 while band 0 has."""
 
 
 class PressurePolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -106,7 +106,30 @@ def test_what_is_owed_is_bounded() -> None:
     account = Account()
     for _ in range(1000):
         account.dispatched(0, 10_000.0)
-    assert account.owed[1:] == [CREDIT_TOKENS_MAX] * 3
+    bounds = [2.0 * (CREDIT_TOKENS_MAX + share * 10_000.0) for share in SHARES[1:]]
+    assert account.owed[1:] == bounds
+
+
+def test_what_one_huge_job_earns_others_is_not_cut_off() -> None:
+    """Of 512,000 tokens given to band 0, bands 1-3 are owed 20, 10 and 5 %, before they have their
+    turn and while the others have theirs.
+    """
+    account = Account()
+    account.dispatched(0, 512_000.0)
+    assert account.owed[1:] == pytest.approx([102_400.0, 51_200.0, 25_600.0])
+    account.dispatched(1, 100_000.0, way=Way.SHARE)
+    assert account.owed[1:] == pytest.approx([22_400.0, 61_200.0, 30_600.0])
+
+
+def test_aged_work_leaves_a_bounded_debt() -> None:
+    """After an hour in which its aged jobs took more than its share a band waits no longer for the
+    next share than after an hour of idle capacity.
+    """
+    account = Account()
+    for _ in range(1000):
+        account.dispatched(1, 30_000.0)
+        account.dispatched(2, 10_000.0, way=Way.AGED)
+    assert -CREDIT_TOKENS_MAX <= account.owed[2] <= 0.0
 
 
 def test_idle_capacity_used_ahead_is_bounded_too() -> None:
@@ -151,13 +174,20 @@ def test_aged_jobs_may_rise_within_the_cap() -> None:
 
 
 def test_aging_is_earned_first_too() -> None:
-    """A credit of 250 lets an aged job of 250 rise, not one of 251; band 1 has no cap."""
+    """A credit of 250 lets an aged job of 250 rise, not one of 251; so it does one of band 1, from
+    what band 0 got.
+    """
     account = Account()
     account.dispatched(1, 1000.0)
     assert account.shares.may_age(2, (0, 1, 2, 0), (0.0, 0.0, 500.0, 0.0))
     assert not account.shares.may_age(2, (0, 1, 2, 0), (0.0, 0.0, 501.0, 0.0))
     assert not account.shares.may_age(2, (0, 1, 0, 0), (0.0, 0.0, 0.0, 0.0))
-    assert account.shares.may_age(1, (0, 1, 2, 0), (0.0, 1e9, 0.0, 0.0))
+    assert not account.shares.may_age(1, (1, 1, 2, 0), (1.0, 1e9, 0.0, 0.0))
+    account.dispatched(0, 1000.0)
+    assert account.shares.may_age(1, (1, 1, 0, 0), (1.0, 500.0, 0.0, 0.0))
+    assert not account.shares.may_age(1, (1, 1, 0, 0), (1.0, 500.1, 0.0, 0.0))
+    account.dispatched(1, 400.0, way=Way.AGED)
+    assert not account.shares.may_age(1, (1, 1, 0, 0), (1.0, 200.1, 0.0, 0.0))
 
 
 def test_shares_of_low_bands_count_against_the_cap() -> None:

@@ -130,16 +130,15 @@ def test_a_job_rises_once() -> None:
     assert run_all(cluster, dispatch, count=5) == [f"acme.new{n}" for n in range(5)]
 
 
-def test_interactive_jobs_may_age_into_the_highest_band_uncapped() -> None:
-    """Where band 1 has an `aging_s`, it rises too; the cap is for bands 2 and 3."""
+def test_interactive_jobs_may_age_up_to_the_cap_too() -> None:
+    """Where band 1 has an `aging_s`, a quarter of what band 0 would have is its aged jobs'."""
     interactive = BandPolicy(guaranteed_share=0.0, aging_s=5.0, wait_s_max=600.0)
     bands = (DEFAULT_BANDS[0], interactive, *DEFAULT_BANDS[2:])
     policy = a_policy(bands=bands, order=OrderPolicy(lane_slack_tokens=0.0))
     cluster, dispatch = one_slot(policy)
-    cluster.hold_many(3, band=1, prefix="old", enqueued_at_s=cluster.at_s - 6.0)
-    cluster.hold_many(3, band=0, prefix="new")
-    went = run_all(cluster, dispatch, count=3)
-    assert went == [f"acme.old{n}" for n in range(3)]
+    cluster.hold_many(300, band=1, prefix="old", enqueued_at_s=cluster.at_s - 6.0)
+    cluster.hold_many(300, band=0, prefix="new")
+    assert shares_of(cluster, dispatch, count=200)[1] == pytest.approx(0.25, abs=0.01)
 
 
 def test_batch_does_not_age_by_the_clock() -> None:
