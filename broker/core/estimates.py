@@ -155,7 +155,7 @@ class Estimates:
         return (
             position == 0
             and not pool.keeps_from(queue.band, floor_share)
-            and pool.inflight_jobs < pool.slots
+            and pool.busy_slots < pool.slots
             and not any(pool.in_line[: queue.band + 1])
             and jobs_refusal(queue.rows) is None
         )

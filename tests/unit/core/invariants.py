@@ -11,7 +11,7 @@ from broker.core.placement import Router
 from broker.core.policy import QuotaRow
 from broker.core.pressure_step import Step
 from broker.core.queues import Pool
-from broker.core.quotas import refusal
+from broker.core.quotas import jobs_refusal, refusal
 from broker.core.rows import Borrow, RowUsage
 from broker.core.scheduler import Scheduler
 from broker.core.state import Lease
@@ -174,3 +174,23 @@ def check_work_conservation(scheduler: Scheduler, router: Router) -> None:
         cost_tokens = placement.uncached_tokens + 2.0 * waiting.output_tokens_expected
         blocked = refusal(waiting.queue.rows, waiting.job, cost_tokens, at_s=mind.at_s)
         assert blocked is not None, f"{waiting.job.key} may go to {placement.worker.id}"
+
+
+def check_estimates(scheduler: Scheduler, router: Router) -> None:
+    """Estimates are finite, never fall with the place, and are 0 for who may go at once."""
+    mind, estimates = scheduler._mind, scheduler._estimates
+    for pool in mind.queues.pools.values():
+        probe = JobSpec("x.probe", "x", 0, pool.model, prompt_tokens=1, output_tokens_max=1)
+        placement = router.place(probe, excluded=(), at_s=mind.at_s, output_tokens=1)
+        has_room = placement.worker is not None
+        for (_, band), queue in pool.queues.items():
+            waits = [estimates.wait_s(queue, position=place) for place in (0, 1, 7)]
+            assert all(0.0 <= one <= queue.wait_s_max for one in waits)
+            assert waits == sorted(waits)
+            is_free = (
+                has_room
+                and not any(pool.in_line[: band + 1])
+                and not _keeps_back(mind, pool, band)
+                and jobs_refusal(queue.rows) is None
+            )
+            assert not is_free or waits[0] == 0.0, f"{waits[0]} s told beside a free slot"

@@ -6,7 +6,7 @@ import pytest
 
 from broker.core import estimates as module
 from broker.core.decisions import Dispatch, Queued
-from broker.core.events import QueueDepth
+from broker.core.events import DrainRequested, QueueDepth
 from broker.core.policy import BandPolicy, LanePolicy, Policy, PressurePolicy, QuotaRow
 from broker.wire.messages import Usage
 from tests.unit.core.cluster import LANE, MODEL, Cluster, a_policy, a_spec, of, only
@@ -36,6 +36,24 @@ def test_a_slot_that_is_kept_for_people_is_not_free_for_others() -> None:
     assert wait_s(cluster) > 1.0
     queue = cluster.scheduler._mind.queues.queue(lane=LANE, band=1, model=MODEL)
     assert cluster.scheduler._estimates.wait_s(queue, position=0) == 0.0
+
+
+def test_jobs_of_a_worker_that_drains_take_no_slot_of_the_others() -> None:
+    """A slot is free beside a full worker that takes nothing new: no wait."""
+    cluster = a_pool(slots=2)
+    cluster.step(DrainRequested(cluster.at_s, "w1", draining=True))
+    cluster.join("w2", slots=1)
+    assert wait_s(cluster) == 0.0
+
+
+def test_jobs_of_another_model_take_the_slots_that_both_share() -> None:
+    """All slots run another model's jobs: a job of this one waits for one to end."""
+    cluster = a_pool(slots=2)
+    for dispatch in of(Dispatch, cluster.decisions)[-2:]:
+        cluster.end(dispatch)
+    cluster.beat("w1", models=(MODEL, "other"))
+    cluster.hold_many(2, prefix="o", model="other")
+    assert wait_s(cluster) > 1.0
 
 
 def test_waits_grow_by_the_time_a_job_takes() -> None:

@@ -62,7 +62,12 @@ from broker.wire.messages import (
     Usage,
 )
 from tests.unit.core.cluster import in_flight, keys
-from tests.unit.core.invariants import check_rows, check_sums, check_work_conservation
+from tests.unit.core.invariants import (
+    check_estimates,
+    check_rows,
+    check_sums,
+    check_work_conservation,
+)
 from tests.unit.core.least_loaded import LeastLoadedRouter
 
 MODELS = ("tiny", "other")
@@ -198,6 +203,7 @@ class World:
         check_rows(self.scheduler, [self.jobs[key] for key in keys(Dispatch, decisions)])
         if self.started and self.scheduler._mind.link_up:
             check_work_conservation(self.scheduler, self.router)
+            check_estimates(self.scheduler, self.router)
 
     def _check_conservation(self) -> None:
         mind = self.scheduler._mind
