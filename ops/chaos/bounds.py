@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import inf
 
 from ops.chaos.checker import Strike
-from ops.chaos.history import Acked, Held, HistoryEvent, Recorded, Taken
+from ops.chaos.history import Acked, Held, HistoryEvent, Recorded, Submitted, Taken
 from ops.chaos.moments import held_by, since, until_all_go_on
 from ops.chaos.plan import Kind
 from ops.chaos.setting import CROWDED_SHARE_MIN, CROWDED_TIMES_MAX, Setting
@@ -123,14 +123,23 @@ def _dead_leader(history: Sequence[HistoryEvent], strike: Strike) -> tuple[float
 
 
 def _waiting_at(before: Iterable[HistoryEvent], broker: str) -> set[str]:
-    """Name the jobs that a broker had pulled, and that no worker had taken from it."""
+    """Name the jobs that a broker had pulled, and that no worker had taken from it.
+
+    What was pulled on its way to the ack that ended it waits for nothing.
+    """
     waiting: set[str] = set()
+    ended: set[str] = set()
     for event in before:
         match event:
-            case Held(job=job, by=holder):
+            case Submitted(job=job):
+                ended.discard(job)
+            case Held(job=job, by=holder) if job not in ended:
                 (waiting.add if holder == broker else waiting.discard)(job)
-            case Taken(job=job) | Recorded(job=job) | Acked(job=job):
+            case Taken(job=job):
                 waiting.discard(job)
+            case Recorded(job=job) | Acked(job=job):
+                waiting.discard(job)
+                ended.add(job)
             case _:
                 pass
     return waiting

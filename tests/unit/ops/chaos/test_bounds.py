@@ -7,10 +7,10 @@ import pytest
 
 from ops.chaos.bounds import PROMISED, WORDS, Promise, Timed, figures, timed, told
 from ops.chaos.checker import Strike
-from ops.chaos.history import Acked, Held, HistoryEvent, ordered
+from ops.chaos.history import Acked, Held, HistoryEvent, Submitted, ordered
 from ops.chaos.plan import Kind
 from ops.chaos.setting import Setting
-from tests.chaos_histories import BROKER, JOB, a_record, a_strike, an_order
+from tests.chaos_histories import BROKER, JOB, PRODUCER, a_life, a_record, a_strike, an_order
 
 ONE = Setting.of(1)
 
@@ -64,6 +64,15 @@ def test_a_dead_leader_held_neither_what_was_taken_from_it_nor_what_has_ended() 
     ]
     struck = a_strike(Kind.KILL_LEADER, 3.0, member=BROKER)
     assert the_time(events, struck, promise=Promise.DEAD_LEADER).took_s == 0.0
+
+
+def test_what_was_pulled_again_after_its_end_waits_for_nothing() -> None:
+    """Seed 301: a new leader resets its consumers while acks are on their way."""
+    ended: list[HistoryEvent] = [*a_life(), a_hold(8.1, by="broker-2")]
+    struck = a_strike(Kind.KILL_LEADER, 9.0, member="broker-2")
+    assert the_time(ended, struck, promise=Promise.DEAD_LEADER).took_s == 0.0
+    again = [*ended, Submitted(at_s=8.2, job=JOB, by=PRODUCER), a_hold(8.3, by="broker-2")]
+    assert the_time(again, struck, promise=Promise.DEAD_LEADER).took_s == inf
 
 
 def test_a_held_job_whose_deadline_passed_has_gone_on_as_well() -> None:
