@@ -144,6 +144,9 @@ DIES_THERE = frozenset({Kind.KILL_WORKER, Kind.KILL_LEADER, Kind.KILL_PRODUCER})
 
 STANDS_THERE = frozenset(
     {
+        Kind.TERM_LEADER,
+        Kind.TERM_WORKER,
+        Kind.TERM_PRODUCER,
         Kind.PAUSE_LEADER,
         Kind.ZOMBIE_LEADER,
         Kind.PAUSE_WORKER,

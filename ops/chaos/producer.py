@@ -105,15 +105,7 @@ class _Chats:
                 return
 
     async def _once(self, name: str, *, known: bool) -> TerminalRecord:
-        rng = random.Random(name)
-        body = _chat_body(rng)
-        wish = Wish(
-            job_id=name,
-            band=rng.choice(CHAT_BANDS),
-            deadline_s=LATE_S if rng.random() < LATE_SHARE else None,
-            stream=rng.choice((True, False)),
-            restart_visible=rng.choice((True, False)),
-        )
+        body, wish = chat_of(name)
         job = build_job(body, wish, lane=ONLINE_LANE, client=self.spy.name, offer=self.client.offer)
         ticket = await self.client.submit_job(job, known=known, queue_full_wait_s=60.0)
         if job.stream:
@@ -136,6 +128,20 @@ class _Chats:
         self.spy.pen.write(
             Told(at_s=time.time(), job=key, by=self.spy.name, kind=record.kind.value)
         )
+
+
+def chat_of(name: str) -> tuple[dict[str, object], Wish]:
+    """Make the chat of a name: always the same one."""
+    rng = random.Random(name)
+    body = _chat_body(rng)
+    wish = Wish(
+        job_id=name,
+        band=rng.choice(CHAT_BANDS),
+        deadline_s=LATE_S if rng.random() < LATE_SHARE else None,
+        stream=rng.choice((True, False)),
+        restart_visible=rng.choice((True, False)),
+    )
+    return body, wish
 
 
 def _chat_body(rng: random.Random) -> dict[str, object]:

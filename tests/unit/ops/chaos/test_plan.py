@@ -1,6 +1,7 @@
 """The plan: of the seed alone, even over all kinds, within its bounds."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,6 +70,18 @@ def test_what_takes_several_servers_is_done_to_several_only() -> None:
 def test_every_kind_is_carried_out() -> None:
     """A kind without a deed would end a run in its midst."""
     assert DEEDS.keys() == set(Kind)
+
+
+@given(SEEDS)
+def test_to_end_in_order_and_to_be_killed_is_one_plan(seed: int) -> None:
+    """The same processes at the same places, but for what is done to them."""
+    parts = ("leader", "worker", "producer", "nats")
+    killed, ended = (
+        plan(seed, 8, kinds=[Kind(f"{how}_{part}") for part in parts]) for how in ("kill", "term")
+    )
+    for one, other in zip(killed, ended, strict=True):
+        assert one.kind.value.partition("_")[2] == other.kind.value.partition("_")[2]
+        assert replace(one, kind=other.kind) == other
 
 
 def test_every_place_is_one_that_the_spy_looks_at() -> None:
