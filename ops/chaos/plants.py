@@ -11,10 +11,15 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from broker.bus.base import Appended, Bus, Delivery, DeliveryHandler, Pull
+from broker.bus.base import Appended, Bus, Delivery, DeliveryHandler, Message, Pull
 from broker.core.rows import Borrow, RowUsage
 from broker.wire import codec
-from broker.wire.messages import Job, TerminalRecord
+from broker.wire.messages import Dispatch, Job, Reason, TerminalRecord
+from worker_agent.attempt import Attempts
+from worker_agent.engine.base import Completed
+from worker_agent.fence import Fence
+from worker_agent.fence import Verdict as FenceVerdict
+from worker_agent.ledger import Running, Stop
 
 ONE_IN = 40
 
@@ -30,6 +35,10 @@ class Plant(StrEnum):
     """A broker never takes notice of jobs that it pulled."""
     OVERSHOOT = "overshoot"
     """A broker finds a free seat in every quota row."""
+    FENCE = "fence"
+    """A broker orders in the name of the leader before it, and workers don't mind."""
+    RERUN = "rerun"
+    """A worker hands jobs back that it has run, once each."""
 
 
 def is_hit(job_id: str) -> bool:
@@ -39,14 +48,38 @@ def is_hit(job_id: str) -> bool:
 
 def planted(bus: Bus, plant: Plant | None) -> Bus:
     """Plant a fault in this process, which works with the bus that is returned."""
-    if plant is Plant.OVERSHOOT:
-        RowUsage.lacks_seat = _lacks_no_seat
+    match plant:
+        case Plant.OVERSHOOT:
+            RowUsage.lacks_seat = _lacks_no_seat
+        case Plant.FENCE:
+            Fence.judge = _minds_nothing
+        case Plant.RERUN:
+            agent = cast("Any", Attempts)
+            agent._conclude = _hands_back(agent._conclude)  # noqa: SLF001 - what is broken has no door
+        case _:
+            pass
     return bus if plant is None else cast("Bus", _PlantedBus(bus, plant))
 
 
 def _lacks_no_seat(self: RowUsage, borrow: Borrow) -> bool:
     del self, borrow
     return False
+
+
+def _minds_nothing(self: Fence, *, epoch: int, number: int) -> FenceVerdict:
+    self.learn(epoch)
+    self.echo = number
+    return FenceVerdict.NEXT
+
+
+def _hands_back(conclude: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def conclude_again(self: Attempts, running: Running, verdict: Any) -> Any:  # noqa: ANN401 - as it was
+        first = not running.order.failures
+        if first and isinstance(verdict, Completed) and is_hit(running.job.id):
+            verdict = Stop(Reason.HANDED_BACK)
+        return await conclude(self, running, verdict)
+
+    return conclude_again
 
 
 class _PlantedBus:
@@ -56,7 +89,19 @@ class _PlantedBus:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the real bus has
         real = getattr(self._bus, name)
+        if name == "request" and self._plant is Plant.FENCE:
+            return self._order(real)
         return self._append(real) if name == "append" else real
+
+    def _order(self, real: Callable[..., Awaitable[Message]]) -> Callable[..., Any]:
+        async def request(subject: str, data: bytes, **fields: Any) -> Message:  # noqa: ANN401 - as the bus takes them
+            if subject.startswith("work."):
+                order = codec.decode_order(data)
+                if isinstance(order, Dispatch) and is_hit(codec.decode(order.job, Job).id):
+                    data = codec.encode(replace(order, epoch=order.epoch - 1))
+            return await real(subject, data, **fields)
+
+        return request
 
     def _append(self, real: Callable[..., Awaitable[Appended]]) -> Callable[..., Any]:
         async def append(subject: str, data: bytes, **fields: Any) -> Appended:  # noqa: ANN401 - as the bus takes them

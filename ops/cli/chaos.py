@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = cyclopts.App(name="chaos", help="Break a cluster under load on purpose; is anything lost?")
 
-PlantChoice = Literal["lose", "double", "stuck", "overshoot"]
+PlantChoice = Literal["lose", "double", "stuck", "overshoot", "fence", "rerun"]
 
 LINE_S = 5.0
 """Between two lines of progress."""
