@@ -7,7 +7,7 @@ of jobs at once cost little more than their bodies. Closing the client ends its 
 import asyncio
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +15,16 @@ from typing import Self, Unpack
 
 import msgspec
 
-from broker.bus.base import Bus, BusError, LinkDown, Message, NoResponders, Subscription, Timeout
+from broker.bus.base import Bus, BusError, Message, Subscription
 from broker.wire import subjects
-from broker.wire.codec import MalformedMessage, decode, decode_out, encode
-from broker.wire.control import CancelRequest, ControlReply
+from broker.wire.codec import MalformedMessage, decode, decode_out
+from broker.wire.control import CancelRequest, LaneCancelStep
 from broker.wire.ids import new_job_id, require_token
 from broker.wire.messages import Job, LaneOffer, LaneState, Reason, TerminalRecord
 from producers.config import ClientConfig, NatsLink
 from producers.door import Door
 from producers.errors import ClientClosed, Refused, Unreachable
+from producers.lane_control import CancelProgress, LaneControl
 from producers.looking import JobLook, Looks, Place
 from producers.request import Wish, WishFields, build_job
 from producers.ticket import Heard, Ticket
@@ -71,6 +72,7 @@ class Client:
         self._tickets: dict[str, Ticket] = {}
         self._door = Door(bus, lane, self.config)
         self._watchdog = Watchdog(bus, self._door, self._tickets, self.config, self)
+        self._control = LaneControl(bus, lane, self.config)
         self._looks = Looks(
             bus,
             lane,
@@ -247,24 +249,34 @@ class Client:
         return place is not None and await self._ask_to_cancel(job_id, place)
 
     async def _ask_to_cancel(self, job_id: str, place: Place | None) -> bool:
-        subject = subjects.lane_control(self.lane, "cancel")
-        request = encode(
-            CancelRequest(job=job_id)
-            if place is None
-            else CancelRequest(job=job_id, stream=place.stream, stream_sequence=place.sequence)
+        request = CancelRequest(
+            job=job_id,
+            stream="" if place is None else place.stream,
+            stream_sequence=0 if place is None else place.sequence,
         )
-        try:
-            async with asyncio.timeout(self.config.cancel_s):
-                while True:
-                    with suppress(NoResponders, Timeout, LinkDown):
-                        reply = await self._bus.request(
-                            subject, request, timeout_s=self.config.lookup_s
-                        )
-                        return decode(reply.data, ControlReply).ok
-                    await asyncio.sleep(0.2)
-        except TimeoutError as error:
-            message = f"no broker took the cancellation of job {job_id}; is one running? Try again"
-            raise Unreachable(message) from error
+        what = f"the cancellation of job {job_id}"
+        return (await self._control.ask("cancel", request, what=what)).ok
+
+    async def count_jobs(self, *, bands: Collection[int] = (), model: str = "") -> LaneCancelStep:
+        """Count jobs of the lane that wait or run: what `cancel_jobs` would hit.
+
+        Raises Unreachable.
+        """
+        return await self._control.count(bands=bands, model=model)
+
+    async def cancel_jobs(
+        self,
+        *,
+        bands: Collection[int] = (),
+        model: str = "",
+        progress: CancelProgress = lambda _: None,
+    ) -> LaneCancelStep:
+        """Cancel all jobs of the lane, whoever submitted them: queued and running.
+
+        Of some bands or a model only, where named. Returns how many; `progress` hears as it goes.
+        Jobs that come meanwhile stay. Raises Unreachable; what was cancelled before stays so.
+        """
+        return await self._control.cancel(bands=bands, model=model, progress=progress)
 
     def queue_wait_s(self, band: int, model: str) -> float | None:
         """Expected wait in a queue of the lane; None while no broker told it."""

@@ -119,10 +119,10 @@ class Closer:
         """Carry out endings until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                group.create_task(self._carry_out(await self._work.get()))
+                group.create_task(self.carry_out(await self._work.get()))
 
-    async def _carry_out(self, work: Ending | Farewell) -> None:
-        """Carry out one ending."""
+    async def carry_out(self, work: Ending | Farewell) -> bool:
+        """Carry out one ending and return when it is done; False: given up after a surprise."""
         try:
             match work:
                 case Ending():
@@ -132,6 +132,8 @@ class Closer:
         except Exception:  # noqa: BLE001 - the edge of one ending: the others go on
             _log.exception("closer.surprise", job=work.key)
             self._given_up(work.key)
+            return False
+        return True
 
     async def _close(self, ending: Ending) -> None:
         if ending.dead_letter:

@@ -12,6 +12,7 @@ from broker.core.events import CancelRequested, DrainRequested
 from broker.service.endings import Endings
 from broker.service.held import Shelf, Stage
 from broker.service.job_states import JobStates
+from broker.service.lane_cancel import LaneCancel
 from broker.service.loop import Loop
 from broker.service.reconcile import Reconciler
 from broker.service.snapshot import (
@@ -25,7 +26,14 @@ from broker.service.snapshot import (
 from broker.service.snapshot import encode as encode_view
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, encode
-from broker.wire.control import CancelRequest, ControlReply, DrainRequest, JobRequest, WhyRequest
+from broker.wire.control import (
+    CancelRequest,
+    ControlReply,
+    DrainRequest,
+    JobRequest,
+    LaneCancelRequest,
+    WhyRequest,
+)
 from broker.wire.ids import is_token, job_key
 
 REQUESTS_MAX = 256
@@ -62,6 +70,7 @@ class Control:
         self._snapshots = snapshots
         self._now = now
         self._states = JobStates(bus, shelf, loop.scheduler)
+        self._lane_cancel = LaneCancel(bus, shelf, loop.scheduler, endings, tell=loop.tell, now=now)
         self._of_operators: asyncio.Queue[Message] = asyncio.Queue(REQUESTS_MAX)
         self._of_owners: asyncio.Queue[Message] = asyncio.Queue(REQUESTS_MAX)
         self._cluster: dict[str, _Answer] = {
@@ -73,6 +82,7 @@ class Control:
         }
         self._lane: dict[str, _Answer] = {
             "cancel": self._cancel,
+            "cancel_lane": self._cancel_lane,
             "job": self._job,
             "why": self._why,
         }
@@ -200,6 +210,11 @@ class Control:
             return self._cancel_known(key)  # It was pulled meanwhile.
         self._endings.end_unpulled(job, address, sequence=request.stream_sequence)
         return ControlReply(ok=True, message="cancelling")
+
+    async def _cancel_lane(self, data: bytes, lane: str) -> ControlReply:
+        if not is_token(lane):
+            return ControlReply(ok=False, message=f"{lane!r} is no lane.")
+        return _view(await self._lane_cancel.step(lane, decode(data, LaneCancelRequest)))
 
     async def _job(self, data: bytes, lane: str) -> ControlReply:
         if not is_token(lane):

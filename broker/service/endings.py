@@ -153,6 +153,13 @@ class Endings:
 
     def end_unpulled(self, job: Job, address: JobAddress, *, sequence: int) -> None:
         """Cancel a job that is still in its stream and not held."""
+        self._closer.put(self._unpulled(job, address, sequence))
+
+    async def end_unpulled_now(self, job: Job, address: JobAddress, *, sequence: int) -> bool:
+        """Cancel such a job, and return when it is gone; False after a fault of ours."""
+        return await self._closer.carry_out(self._unpulled(job, address, sequence))
+
+    def _unpulled(self, job: Job, address: JobAddress, sequence: int) -> Ending:
         key = job_key(address.lane, job.id)
         record = TerminalRecord(
             job=job.id,
@@ -168,15 +175,13 @@ class Endings:
             request_id=job.request_id,
             api_key_name=job.api_key_name,
         )
-        self._closer.put(
-            Ending(
-                key=key,
-                record=record,
-                stream=subjects.jobs_stream(address.lane, address.band),
-                sequence=sequence,
-                ack_subject="",
-                client=job.client,
-            )
+        return Ending(
+            key=key,
+            record=record,
+            stream=subjects.jobs_stream(address.lane, address.band),
+            sequence=sequence,
+            ack_subject="",
+            client=job.client,
         )
 
     def refuse(

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from broker.wire.fields import Count, LongText, Seconds, ShortText, Token
+from broker.wire.fields import Band, Count, LongText, Seconds, ShortText, Token
 from broker.wire.messages import Attempt, Record
 
 
@@ -74,3 +74,37 @@ class JobState(Record, frozen=True, kw_only=True):
     """What it waits for, in the words of `why`; empty while it is not pulled."""
     worker: ShortText = ""
     attempt: Attempt | None = None
+
+
+class StreamSpan(Record, frozen=True, kw_only=True):
+    """What of a stream of jobs a lane's cancellation has still to look at."""
+
+    stream: ShortText
+    next_sequence: Count
+    last_sequence: Count
+    """Jobs stored behind it came later than the cancellation, and stay."""
+
+
+class LaneCancelRequest(Record, frozen=True, kw_only=True):
+    """Cancel jobs of a lane, queued and running, one bounded step at a time.
+
+    Without spans: count what would be hit, and learn the spans to begin with. The asker sends each
+    answer's spans again until there are none, so a new leader goes on where the last one stopped.
+    """
+
+    bands: tuple[Band, ...] = ()
+    """Empty: all."""
+    model: ShortText = ""
+    """Empty: all."""
+    spans: tuple[StreamSpan, ...] = ()
+
+
+class LaneCancelStep(Record, frozen=True, kw_only=True):
+    """What one step did, or what all would do: `data` of the answer, as JSON."""
+
+    jobs: Count = 0
+    """Cancelled by this step; before the first, all that wait or run."""
+    running: Count = 0
+    """Of these, leased to workers."""
+    spans: tuple[StreamSpan, ...] = ()
+    """What is left."""

@@ -66,6 +66,8 @@ COMMANDS = (
     Command("config", RUN),
     Command("submit", WORK),
     Command("batch", WORK),
+    Command("job", WORK),
+    Command("cancel", WORK),
     Command("workers", LOOK),
     Command("lanes", LOOK),
     Command("usage", LOOK),

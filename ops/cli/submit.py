@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from ops.cli.connection import HERE, Cluster
 from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable
+from ops.cli.lane_jobs import only_lane
 from ops.cli.producing import ConfigFlag, LaneFlag, lane_of, seconds, settings
 
 if TYPE_CHECKING:
@@ -123,18 +124,9 @@ async def _submit(
     from producers.door import lanes_of
 
     async with connect_bus(found.nats, name="inferlane-submit") as bus:
-        lane = found.lane or _only(await lanes_of(bus))
+        lane = found.lane or only_lane(await lanes_of(bus))
         async with Client(bus, lane=lane, config=found.client) as client:
             await _ask(client, request, fields, as_json=as_json)
-
-
-def _only(lanes: list[str]) -> str:
-    """The cluster's only lane: then it needs no naming."""
-    if len(lanes) == 1:
-        return lanes[0]
-    known = ", ".join(lanes[:20])
-    message = f"name a --lane; the cluster has {known}" if lanes else "name a --lane"
-    raise Misused(message)
 
 
 async def _ask(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from broker.bus.base import Bus
     from broker.wire.usage import UsageDay, UsageRow
 
-app = cyclopts.App(name="usage", help="Jobs and tokens by lane, API key, model and day.")
+app = cyclopts.App(name="usage")
 
 Name = Literal["day", "lane", "key", "model"]
 Names = tuple[str, ...]

@@ -1,0 +1,202 @@
+"""Cancels a whole lane, or a band or model of it, in bounded steps: queued and running jobs alike.
+
+A job has a message in its stream until it has ended, so a walk through the lane's streams meets
+each job once. What the mind knows is cancelled by the mind; what the broker has not pulled yet is
+ended where it stands, record first, by the rule of removal. Each step is one request, and the asker
+carries the place to go on from: nothing is remembered here, and a hundred thousand queued jobs are
+two hundred short requests.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from broker.bus.base import Bus, NotFound, StoredMessage
+from broker.core.events import CancelRequested, Event
+from broker.core.scheduler import Scheduler
+from broker.service.endings import Endings
+from broker.service.held import Shelf, Stage
+from broker.wire import subjects
+from broker.wire.codec import MalformedMessage, decode
+from broker.wire.control import LaneCancelRequest, LaneCancelStep, StreamSpan
+from broker.wire.ids import BANDS, MalformedName, escape_model, job_key
+from broker.wire.messages import Job
+
+STEP_JOBS_MAX = 500
+"""Messages looked at in one step: a few tenths of a second, and no request waits longer."""
+
+STEP_S_MAX = 5.0
+"""Longest step; what it has not ended by then is left for the next. An owner asks again."""
+
+ENDED_AT_ONCE_MAX = 16
+"""Unpulled jobs ended at the same time: half of the closer's room, so that other endings find
+some."""
+
+YIELD_JOBS = 16
+"""Messages looked at without giving way to the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unpulled:
+    """A job that only its stream has."""
+
+    job: Job
+    stored: StoredMessage
+
+
+class LaneCancel:
+    """Carries out steps, for one leadership."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        shelf: Shelf,
+        scheduler: Scheduler,
+        endings: Endings,
+        *,
+        tell: Callable[[Event], None],
+        now: Callable[[], float],
+    ) -> None:
+        """Tell the mind by `tell`; end the others by `endings`."""
+        self._bus = bus
+        self._shelf = shelf
+        self._scheduler = scheduler
+        self._endings = endings
+        self._tell = tell
+        self._now = now
+
+    async def step(self, lane: str, request: LaneCancelRequest) -> LaneCancelStep:
+        """Count what a cancellation would hit, or carry out one step of it. Raises BusError.
+
+        Of a lane without such jobs, or with another lane's streams in the request: nothing.
+        """
+        if not request.spans:
+            return await self._count(lane, request)
+        span, *rest = request.spans
+        if span.stream not in _streams(lane):
+            return LaneCancelStep()
+        return await self._walk(lane, request, span, tuple(rest))
+
+    async def _count(self, lane: str, request: LaneCancelRequest) -> LaneCancelStep:
+        spans: list[StreamSpan] = []
+        jobs = 0
+        for stream in _streams(lane):
+            try:
+                counts = await self._bus.subject_counts(stream, subject=_pattern(lane, request))
+                state = await self._bus.stream_state(stream)
+            except NotFound:
+                continue
+            here = sum(number for at, number in counts.items() if _is_meant(at, request))
+            jobs += here
+            if here:
+                spans.append(
+                    StreamSpan(
+                        stream=stream,
+                        next_sequence=state.first_sequence,
+                        last_sequence=state.last_sequence,
+                    )
+                )
+        running = sum(
+            queue.inflight_jobs
+            for queue in self._scheduler.views.queues()
+            if queue.lane == lane
+            and (not request.bands or queue.band in request.bands)
+            and request.model in ("", queue.model)
+        )
+        return LaneCancelStep(jobs=jobs, running=min(running, jobs), spans=tuple(spans))
+
+    async def _walk(
+        self, lane: str, request: LaneCancelRequest, span: StreamSpan, rest: tuple[StreamSpan, ...]
+    ) -> LaneCancelStep:
+        """Look at the next messages of a stream, and cancel what is meant."""
+        looked = asked = running = 0
+        unpulled: list[_Unpulled] = []
+        next_sequence = span.last_sequence + 1
+        async for stored in self._bus.messages(
+            span.stream, subject=_pattern(lane, request), first_sequence=span.next_sequence
+        ):
+            if stored.sequence > span.last_sequence:
+                break
+            if looked >= STEP_JOBS_MAX:
+                next_sequence = stored.sequence
+                break
+            looked += 1
+            job = _read(stored) if _is_meant(stored.subject, request) else None
+            if job is not None and self._is_known(lane, job.id):
+                known, leased = self._cancel_known(lane, job.id)
+                asked, running = asked + known, running + leased
+            elif job is not None:
+                unpulled.append(_Unpulled(job, stored))
+            if looked % YIELD_JOBS == 0:
+                await asyncio.sleep(0)
+        ended = await self._end(unpulled)
+        if ended < len(unpulled):
+            # The next step begins with what this one could not end.
+            next_sequence = unpulled[0].stored.sequence
+        left = replace(span, next_sequence=next_sequence)
+        spans = rest if next_sequence > span.last_sequence else (left, *rest)
+        return LaneCancelStep(jobs=asked + ended, running=running, spans=spans)
+
+    def _is_known(self, lane: str, job_id: str) -> bool:
+        key = job_key(lane, job_id)
+        return key in self._shelf or self._scheduler.is_known(key)
+
+    def _cancel_known(self, lane: str, job_id: str) -> tuple[bool, bool]:
+        """Ask the mind; say whether there was something to ask, and whether it is leased."""
+        key = job_key(lane, job_id)
+        held = self._shelf.get(key)
+        if held is not None and held.stage is Stage.CLOSING:
+            return False, False
+        self._tell(CancelRequested(self._now(), key))
+        return True, self._scheduler.is_leased(key)
+
+    async def _end(self, unpulled: list[_Unpulled]) -> int:
+        """End jobs where they stand, some at once; return how many are gone."""
+        room = asyncio.Semaphore(ENDED_AT_ONCE_MAX)
+        ended = 0
+
+        async def end_one(one: _Unpulled) -> None:
+            nonlocal ended
+            async with room:
+                address = subjects.parse_jobs(one.stored.subject)
+                sequence = one.stored.sequence
+                gone = await self._endings.end_unpulled_now(one.job, address, sequence=sequence)
+                ended += gone
+
+        try:
+            async with asyncio.timeout(STEP_S_MAX), asyncio.TaskGroup() as tasks:
+                for one in unpulled:
+                    tasks.create_task(end_one(one))
+        except TimeoutError:
+            pass
+        return ended
+
+
+def _streams(lane: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(subjects.jobs_stream(lane, band) for band in BANDS))
+
+
+def _pattern(lane: str, request: LaneCancelRequest) -> str:
+    """Subjects to look at: as narrow as a pattern can say."""
+    band = str(request.bands[0]) if len(request.bands) == 1 else "*"
+    model = escape_model(request.model) if request.model else "*"
+    return f"jobs.{lane}.{band}.{model}"
+
+
+def _is_meant(subject: str, request: LaneCancelRequest) -> bool:
+    """Say whether a subject's jobs are meant: a pattern can't say "band 1 or 2"."""
+    try:
+        band = subjects.parse_jobs(subject).band
+    except MalformedName:
+        return False
+    return not request.bands or band in request.bands
+
+
+def _read(stored: StoredMessage) -> Job | None:
+    """Read a job; None for a message that can't be read, which ends when it is pulled."""
+    try:
+        return decode(stored.data, Job)
+    except MalformedMessage:
+        return None
