@@ -23,6 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 
+from msgspec import Struct
+
 from broker.core.prefix_search import Holders, Level, Search, deepened, depth_of
 
 SHARES = 4
@@ -77,8 +79,7 @@ class _Generation:
     """Blocks used in it, in order; some of them used again since."""
 
 
-@dataclass(slots=True)
-class _Chain:
+class _Chain(Struct, eq=False):
     """A dispatched chain that is written out up to `written_blocks`."""
 
     bit: int
@@ -86,8 +87,7 @@ class _Chain:
     written_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(Struct, frozen=True):
     """A worker's holdings changed: by a chain; without blocks, in any way."""
 
     bit: int

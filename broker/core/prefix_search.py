@@ -5,9 +5,9 @@ of each depth is found by doubling steps and then halving (Bentley & Yao 1976): 
 for each distinct depth, whatever the number of workers or blocks.
 """
 
-from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 LEVELS_MAX = 8
 """Distinct depths that are told apart, deepest first: shallower holders are worth less than the
@@ -25,8 +25,7 @@ class Holders:
         self.count = bits.bit_count()
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(Struct, frozen=True):
     """Workers (bitset) that hold a chain down to the same depth."""
 
     depth_blocks: int
@@ -34,22 +33,23 @@ class Level:
 
 
 class Search:
-    """One search: `levels` found, deepest first, and how many blocks were looked up."""
+    """One search: `levels` found, deepest first, and how many blocks were looked up.
+
+    Its loops look blocks up themselves: a call for each is half of what a search costs.
+    """
 
     def __init__(self, holders: Mapping[int, Holders], live: int, blocks: Sequence[int]) -> None:
         self._get = holders.get
-        self._live = live
         self._blocks = blocks
         self.probes_count = 0
         self.levels: list[Level] = []
-        root = self._at(0) if blocks else 0
+        if not blocks:
+            return
+        self.probes_count = 1
+        first = holders.get(blocks[0])
+        root = first.bits & live if first is not None else 0
         if root:
             self._find_levels(root)
-
-    def _at(self, position: int) -> int:
-        self.probes_count += 1
-        found = self._get(self._blocks[position])
-        return found.bits & self._live if found is not None else 0
 
     def _find_levels(self, root: int) -> None:
         """Find the levels of `root`, the holders of the first block."""
@@ -58,34 +58,46 @@ class Search:
             depth, workers = self._deepest(seen, absent, root)
             self.levels.append(Level(depth, workers))
             root &= ~workers
+            if not root:
+                return
             absent = depth - 1
             while seen and not seen[-1][1] & root:
                 absent = min(absent, seen.pop()[0])
 
     def _gallop(self, root: int) -> tuple[list[tuple[int, int]], int]:
         """Return what was seen (position, workers) up to the first position where nobody was."""
+        get, blocks = self._get, self._blocks
         seen = [(0, root)]
-        position, step, count = 0, 1, len(self._blocks)
-        while position + step < count:
-            workers = self._at(position + step) & root
+        step, ahead, absent = 1, 1, len(blocks)
+        while ahead < absent:
+            found = get(blocks[ahead])
+            workers = found.bits & root if found is not None else 0
             if not workers:
-                return seen, position + step
-            position += step
-            step *= 2
-            seen.append((position, workers))
-        return seen, count
+                absent = ahead
+                break
+            seen.append((ahead, workers))
+            step += step
+            ahead += step
+        # The first was looked up before; where the end was met, one more was, and not seen.
+        self.probes_count += len(seen) - (absent == len(blocks))
+        return seen, absent
 
     def _deepest(self, seen: list[tuple[int, int]], absent: int, wanted: int) -> tuple[int, int]:
         """Find the deepest block that any of `wanted` holds, from the last of `seen` on."""
-        present, workers = seen[-1][0], seen[-1][1] & wanted
+        get, blocks = self._get, self._blocks
+        present, workers = seen[-1]
+        workers, probes = workers & wanted, 0
         while absent - present > 1:
             middle = (present + absent) // 2
-            at_middle = self._at(middle) & wanted
+            probes += 1
+            found = get(blocks[middle])
+            at_middle = found.bits & wanted if found is not None else 0
             if at_middle:
                 present, workers = middle, at_middle
-                insort(seen, (middle, at_middle))
+                seen.append((middle, at_middle))
             else:
                 absent = middle
+        self.probes_count += probes
         return present + 1, workers
 
 
@@ -122,4 +134,7 @@ def common_blocks(left: Sequence[int], right: Sequence[int]) -> int:
 
 def depth_of(worker: int, levels: Sequence[Level]) -> int:
     """Return how many blocks a worker holds, by its bit."""
-    return next((level.depth_blocks for level in levels if level.workers & worker), 0)
+    for level in levels:
+        if level.workers & worker:
+            return level.depth_blocks
+    return 0

@@ -7,8 +7,9 @@ the prefix is too short to be reported), and is dropped.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import compress
+
+from msgspec import Struct
 
 from broker.core.state import Lease, Worker
 
@@ -20,8 +21,7 @@ UNCONFIRMED_CHAINS_MAX = 512
 """Chains followed per worker: twice the slots of a large engine (vLLM's `max_num_seqs`, 256)."""
 
 
-@dataclass(slots=True)
-class Chain:
+class Chain(Struct, eq=False):
     """Blocks of a dispatched job from `start` on are not confirmed."""
 
     lease: Lease
