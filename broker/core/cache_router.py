@@ -20,8 +20,9 @@ from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_index import PrefixIndex
 from broker.core.prefix_search import depth_of
-from broker.core.roster import Pool, Roster, Seat
-from broker.core.scoring import Scored
+from broker.core.roster import Pool, Roster
+from broker.core.scoring import Scored, need_of
+from broker.core.seat import Seat
 from broker.core.state import Lease, Worker
 from broker.core.stickiness import Stickiness
 from broker.core.unconfirmed import Chain, Unconfirmed
@@ -143,7 +144,8 @@ class CacheAwareRouter:
                 known.renew(levels, index.changes_count)
                 return known
             held_since_s = known.held_since_s
-        known = Known(job, index.match(job.blocks), index.changes_count)
+        need = need_of(job, job.output_tokens_max)
+        known = Known(job, need, index.match(job.blocks), index.changes_count)
         known.held_since_s = held_since_s
         self._known[job.key] = known
         self._known.move_to_end(job.key)

@@ -9,16 +9,18 @@ order, after (workers ÷ crowd) steps on average. So a decision looks at about t
 number of workers, and at WALK_MAX whatever happens.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import attrgetter
+
+from msgspec import Struct
 
 from broker.core.claim import Claim
 from broker.core.events import JobSpec
 from broker.core.prefix_search import Level
-from broker.core.roster import Pool, Roster, Seat, may_serve, void_if_all
+from broker.core.roster import Pool, Roster, void_if_all
 from broker.core.scoring import Need
+from broker.core.seat import Seat, may_serve
 from broker.core.state import Worker
 from broker.wire.prefix import BLOCK_BYTES, BLOCKS_MAX
 from broker.wire.prompt import BYTES_PER_TOKEN
@@ -39,8 +41,7 @@ the mean at 4,096 workers."""
 _entry = attrgetter("entry")
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Struct, frozen=True):
     """Workers of a pool that hold equally much of a job's prompt."""
 
     workers: int
@@ -56,9 +57,10 @@ def holdings(
     """Return who of a pool holds a useful part of the job, deepest first."""
     block_tokens = tokens_per_block(job)
     found: list[Holding] = []
+    bits = pool.bits
     for level in levels:
         hit_tokens = level.depth_blocks * block_tokens
-        workers = level.workers & pool.bits
+        workers = level.workers & bits
         if workers and hit_tokens >= prefix_tokens_min:
             count = workers.bit_count()
             is_crowd = count > HOLDERS_EACH_MAX and count * count > len(pool.order)
@@ -79,27 +81,13 @@ def tokens_per_block(job: JobSpec) -> float:
     return min(float(BLOCK_BYTES), job.prompt_tokens / (blocks + 0.5))
 
 
-def find(
-    held: Sequence[Holding], need: Need, pool: Pool, excluded: Sequence[str]
-) -> Iterator[tuple[Seat, float]]:
-    """Yield (worker, prompt tokens it holds) of each worth a score, every worker once."""
-    warm = 0
-    for holding in held:
-        warm |= holding.workers
-        hit_tokens = holding.hit_tokens
-        if len(holding.seats) > HOLDERS_EACH_MAX:
-            for seat in _best_listed(holding, need, excluded):
-                yield seat, hit_tokens
-        elif holding.seats:
-            for seat in holding.seats:
-                if may_serve(seat, need.job, excluded):
-                    yield seat, hit_tokens
-        else:
-            for seat in _best_of_crowd(holding, need, pool, excluded):
-                yield seat, hit_tokens
-    if warm.bit_count() < len(pool.order):
-        for seat in _cold(warm, need, pool, excluded):
-            yield seat, 0.0
+def best_of(holding: Holding, need: Need, pool: Pool, excluded: Sequence[str]) -> Iterable[Seat]:
+    """Return those of a holding that are worth a score, every worker once."""
+    if len(holding.seats) > HOLDERS_EACH_MAX:
+        return _best_listed(holding, need, excluded)
+    if holding.seats:
+        return [seat for seat in holding.seats if may_serve(seat, need.job, excluded)]
+    return _best_of_crowd(holding, need, pool, excluded)
 
 
 def _best_listed(holding: Holding, need: Need, excluded: Sequence[str]) -> Iterator[Seat]:
@@ -129,17 +117,18 @@ def _best_of_crowd(
             return
 
 
-def _cold(warm: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Iterator[Seat]:
-    """Yield the least loaded that hold nothing."""
-    uncached, found = need.prompt_tokens, False
-    for seat in chain(pool.free(COLD_EACH_MAX), pool.busy(COLD_EACH_MAX)):
-        if not seat.bit & warm and may_serve(seat, need.job, excluded):
-            found = found or seat.fits(need.job, uncached + need.output_tokens, uncached)
-            yield seat
-    if not found:
-        free = _first_free(warm, need, uncached, pool, excluded, inside=False)
-        if free is not None:
-            yield free
+def cold(warm: int, need: Need, pool: Pool, excluded: Sequence[str]) -> list[Seat]:
+    """Return the least loaded few that are not of `warm`, with room and without."""
+    count = pool.free_count
+    near = pool.order[: min(count, COLD_EACH_MAX)] + pool.order[count : count + COLD_EACH_MAX]
+    if excluded or need.job.adapter:
+        near = [entry for entry in near if may_serve(entry[3], need.job, excluded)]
+    return [entry[3] for entry in near if not entry[3].bit & warm]
+
+
+def first_cold(warm: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Seat | None:
+    """Find the least loaded that is not of `warm` and has room for the job, near the front."""
+    return _first_free(warm, need, need.prompt_tokens, pool, excluded, inside=False)
 
 
 def claim_worker(

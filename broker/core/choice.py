@@ -13,31 +13,37 @@ Ties go to the worker that was given nothing for longest. An answer stands until
 another: its chosen worker changed, or a worker became better than that one, or its time is over.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from zlib import crc32
 
-from broker.core.candidates import Holding, find, holdings
+from msgspec import Struct
+
+from broker.core.candidates import Holding, best_of, cold, first_cold, holdings
 from broker.core.events import JobSpec
 from broker.core.heat import Heat
 from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_search import Level
-from broker.core.roster import Pool, Roster, Seat, may_serve, void_if_all
+from broker.core.roster import Pool, Roster, void_if_all
 from broker.core.scoring import (
     Need,
     Scored,
     candidate,
     leave_cost,
+    need_of,
     of_equals,
-    prefill_weight,
     score_of,
     tie,
 )
+from broker.core.seat import Seat, may_serve
 from broker.core.stickiness import Key, Stickiness
 
 FOREVER = float("inf")
+
+_fits = attrgetter("fits")
 
 HASHES = 1 << 32
 """Values of a job key's hash, by which the jobs of a forced share are told: no chance is needed."""
@@ -61,25 +67,24 @@ class Spread:
     """Score of the best that holds it, with what its prefills make the answer wait, less what is no
     difference."""
 
-    def apply(self, one: Scored, policy: RoutingPolicy) -> None:
+    def apply(self, one: Scored) -> None:
         """Correct the score of a worker that lacks the prefix."""
         if one.seat.bit & self.workers:
             return
         lacks_tokens = self.hit_tokens - one.hit_tokens
         if lacks_tokens <= 0:
             return
-        weight = prefill_weight(policy, one.seat)
-        cost_s = weight * lacks_tokens / one.seat.prefill_tokens_s
+        cost_s = one.seat.prefill_weight * lacks_tokens / one.seat.prefill_tokens_s
         gain_s = self.best - (one.score - cost_s)
         if gain_s > 0:
             one.score -= min(cost_s, self.uses * gain_s)
 
 
-@dataclass(slots=True)
-class Known:
+class Known(Struct, eq=False):
     """A job's holders, and its last answer with what that rests on."""
 
     job: JobSpec
+    need: Need
     levels: list[Level]
     dated: int
     """Change of the index that `levels` is from."""
@@ -87,7 +92,6 @@ class Known:
     """Of the pool as it was: who holds enough to matter."""
     useful_of: int = -1
     """The pool's workers that `useful` is of."""
-    need: Need = field(init=False)
     excluded: tuple[str, ...] = ()
     placement: Placement | None = None
     seat: Seat | None = None
@@ -107,9 +111,6 @@ class Known:
     is_held: bool = False
     held_since_s: float | None = None
     """When waiting for a worker began, kept when it took too long: it is not begun anew."""
-
-    def __post_init__(self) -> None:
-        self.need = Need(self.job, self.job.output_tokens_max)
 
     def renew(self, levels: list[Level], dated: int) -> None:
         """Take the holders as they are now; others call for another answer."""
@@ -150,7 +151,7 @@ class Chooser:
     ) -> Placement:
         """Answer for a job of a pool that has workers."""
         if known.need.output_tokens != output_tokens or known.excluded != excluded:
-            known.need = Need(known.job, output_tokens)
+            known.need = need_of(known.job, output_tokens)
             known.excluded = excluded
             known.placement = None
         if known.useful_of != pool.bits:
@@ -217,7 +218,7 @@ class Chooser:
             return False
         one = self._scored(seat, known.need, _hit_tokens(known, seat), at_s)
         if known.spread is not None:
-            known.spread.apply(one, self._policy)
+            known.spread.apply(one)
         if known.seat is None or (one.fits and known.is_held):
             return one.fits
         return one.score < known.score
@@ -232,7 +233,7 @@ class Chooser:
             return _answer(known, None, full=pool.is_full_for(known.job, known.need.output_tokens))
         if not self._policy.hold_for_affinity:
             return _answer(known, free)
-        warm = self._best([one for one in scored if self._is_worth_waiting(one, free)])
+        warm = self._best(self._worth_waiting(scored, free))
         since_s = at_s if known.held_since_s is None else known.held_since_s
         known.held_since_s = None if warm is None else since_s
         if warm is None:
@@ -276,19 +277,52 @@ class Chooser:
     def _scored_all(self, known: Known, pool: Pool, at_s: float, *, also: str = "") -> list[Scored]:
         need = known.need
         excluded = void_if_all(pool, known.excluded)
-        scored = [
-            self._scored(seat, need, hit_tokens, at_s)
-            for seat, hit_tokens in find(known.useful, need, pool, excluded)
-        ]
+        scored = self._scored_warm(known, pool, excluded, at_s)
+        scored += self._scored_cold(known, pool, excluded, at_s)
         seat = self._roster.seat(also)
         if seat is not None and all(one.seat is not seat for one in scored):
             scored.append(self._scored(seat, need, _hit_tokens(known, seat), at_s))
         known.spread = self._hot(scored, known, at_s)
         if known.spread is not None:
             for one in scored:
-                known.spread.apply(one, self._policy)
+                known.spread.apply(one)
         elif known.previous:
             self._stick(scored, known, pool, excluded, at_s)
+        return scored
+
+    def _scored_warm(
+        self, known: Known, pool: Pool, excluded: Sequence[str], at_s: float
+    ) -> list[Scored]:
+        need, scored = known.need, list[Scored]()
+        for holding in known.useful:
+            seats = best_of(holding, need, pool, excluded)
+            scored += self._scored_each(seats, need, holding.hit_tokens, at_s)
+        return scored
+
+    def _scored_cold(
+        self, known: Known, pool: Pool, excluded: Sequence[str], at_s: float
+    ) -> list[Scored]:
+        need, warm = known.need, 0
+        for holding in known.useful:
+            warm |= holding.workers
+        if warm.bit_count() >= len(pool.order):
+            return []
+        scored = self._scored_each(cold(warm, need, pool, excluded), need, 0.0, at_s)
+        if not any(map(_fits, scored)):
+            seat = first_cold(warm, need, pool, excluded)
+            if seat is not None:
+                scored.append(self._scored(seat, need, 0.0, at_s))
+        return scored
+
+    def _scored_each(
+        self, seats: Iterable[Seat], need: Need, hit_tokens: float, at_s: float
+    ) -> list[Scored]:
+        policy, score, scored = self._policy, self._score, list[Scored]()
+        for seat in seats:
+            one = candidate(seat, need, hit_tokens, at_s)
+            one.score = score(policy, need, one)
+            scored.append(one)
+        self.scored_count += len(scored)
         return scored
 
     def _hot(self, scored: list[Scored], known: Known, at_s: float) -> Spread | None:
@@ -313,17 +347,20 @@ class Chooser:
         return Spread(holding.workers, holding.hit_tokens, uses, best - self._tie)
 
     def _scored(self, seat: Seat, need: Need, hit_tokens: float, at_s: float) -> Scored:
-        one = candidate(seat, need, hit_tokens=hit_tokens, at_s=at_s)
+        one = candidate(seat, need, hit_tokens, at_s)
         one.score = self._score(self._policy, need, one)
         self.scored_count += 1
         return one
 
-    def _is_worth_waiting(self, one: Scored, free: Scored) -> bool:
-        return (
-            not one.fits
+    def _worth_waiting(self, scored: Sequence[Scored], free: Scored) -> list[Scored]:
+        wait_s_max = self._policy.hold_s_max
+        return [
+            one
+            for one in scored
+            if not one.fits
             and self._gain_s(one, free) > self._tie
-            and one.ttft_s - free.ttft_s <= self._policy.hold_s_max
-        )
+            and one.ttft_s - free.ttft_s <= wait_s_max
+        ]
 
     def _gain_s(self, one: Scored, free: Scored) -> float:
         """Tell by how much waiting for a worker beats going to a free one.

@@ -20,7 +20,8 @@ import math
 from collections import OrderedDict
 
 from broker.core.policy import RoutingPolicy
-from broker.core.roster import Pool, Roster, Seat
+from broker.core.roster import Pool, Roster
+from broker.core.seat import Seat
 
 QUICK_USE_S = 5.0
 """A prefix used again so soon is safe from a sweep: 40,000 tokens, a small cache, take 5 s at the

@@ -1,8 +1,9 @@
 """The seam between order (which job) and place (which worker): what the scheduler asks a router."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from broker.core.claim import Claim
 from broker.core.decisions import Explanation
@@ -12,8 +13,7 @@ from broker.core.state import Lease, Worker
 from broker.wire.messages import CacheSummary
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """Where a job would go now, and what that costs."""
 
     worker: Worker | None

@@ -12,7 +12,8 @@ from broker.core.decisions import Candidate, Explanation, HeldBy
 from broker.core.events import JobSpec
 from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
-from broker.core.roster import Roster, Seat, may_serve, void_if_all
+from broker.core.roster import Roster, void_if_all
+from broker.core.seat import Seat, may_serve
 from broker.core.state import Lease, Worker
 from broker.wire.messages import CacheSummary
 

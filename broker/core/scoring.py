@@ -15,13 +15,14 @@ counts.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from msgspec import Struct
+
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
-from broker.core.roster import Seat
+from broker.core.seat import Seat
 
 LONG_PROMPT_TOKENS = 8192
 """weighted: a prompt this long counts misses twice, and longer ones no more."""
@@ -33,23 +34,17 @@ WEIGHTED_TIE = 0.005
 """weighted: smaller differences are noise: half a percent of the whole range of one term."""
 
 
-@dataclass(slots=True)
-class Need:
+class Need(Struct, frozen=True):
     """A job as scoring sees it."""
 
     job: JobSpec
     output_tokens: int
-    prompt_tokens: int = field(init=False)
-    kv_tokens: int = field(init=False)
+    prompt_tokens: int
+    kv_tokens: int
     """KV cache it takes when it ends."""
 
-    def __post_init__(self) -> None:
-        self.prompt_tokens = self.job.prompt_tokens
-        self.kv_tokens = self.prompt_tokens + self.output_tokens
 
-
-@dataclass(slots=True)
-class Scored:
+class Scored(Struct):
     """One candidate."""
 
     seat: Seat
@@ -71,38 +66,41 @@ class Scored:
         return self.wait_s + self.prefill_s
 
 
+def need_of(job: JobSpec, output_tokens: int) -> Need:
+    """Return what a job needs, at an answer so long."""
+    return Need(job, output_tokens, job.prompt_tokens, job.prompt_tokens + output_tokens)
+
+
 Score = Callable[[RoutingPolicy, Need, Scored], float]
 
 
-def candidate(seat: Seat, need: Need, *, hit_tokens: float, at_s: float) -> Scored:
+def candidate(seat: Seat, need: Need, hit_tokens: float, at_s: float) -> Scored:
     """Predict a job's way at a worker that holds so many tokens of it."""
-    prompt_tokens = need.prompt_tokens
-    # The engine computes the last token always, or it would have nothing to begin the answer from.
-    hit = min(int(hit_tokens * seat.trust), max(0, prompt_tokens - 1)) if hit_tokens else 0
-    uncached = prompt_tokens - hit
+    hit, uncached = 0, need.prompt_tokens
+    if hit_tokens:
+        # The engine computes the last token always, or it would have nothing to begin the answer
+        # from.
+        hit = min(int(hit_tokens * seat.trust), max(0, uncached - 1))
+        uncached -= hit
     wait_s = seat.backlog_wait_s(at_s) if seat.backlog_s else 0.0
     kv_tokens = uncached + need.output_tokens
-    fits = seat.fits(need.job, kv_tokens, uncached)
+    fits = seat.has_room and seat.fits(need.job, kv_tokens, uncached)
     if not fits:
         wait_s += seat.room_wait_s(kv_tokens)
-    is_cold = at_s < seat.cold_until_s
-    return Scored(seat, hit, uncached / seat.prefill_tokens_s, wait_s, fits, is_cold)
+    prefill_s = uncached / seat.prefill_tokens_s
+    return Scored(seat, hit, prefill_s, wait_s, fits, at_s < seat.cold_until_s)
 
 
 def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
     """Predict seconds, the job's own and (in part) those it costs others."""
-    seat = scored.seat
-    weight = prefill_weight(policy, seat)
-    load_ratio = COLD_LOAD_RATIO if scored.is_cold else 1.0
-    scored.decode_s = load_ratio * seat.decode_cost_s(
-        policy, need.kv_tokens - scored.hit_tokens, need.output_tokens
-    )
-    return load_ratio * scored.wait_s + scored.decode_s + weight * scored.prefill_s
-
-
-def prefill_weight(policy: RoutingPolicy, seat: Seat) -> float:
-    """Return what a second of prefill at a worker counts."""
-    return 1 + policy.bias + policy.interference_weight * len(seat.worker.leases)
+    seat, wait_s = scored.seat, scored.wait_s
+    kv_tokens = need.kv_tokens - scored.hit_tokens
+    decode_s = seat.decode_cost_s(policy, kv_tokens, need.output_tokens)
+    if scored.is_cold:
+        wait_s *= COLD_LOAD_RATIO
+        decode_s *= COLD_LOAD_RATIO
+    scored.decode_s = decode_s
+    return wait_s + decode_s + seat.prefill_weight * scored.prefill_s
 
 
 def weighted(policy: RoutingPolicy, need: Need, scored: Scored) -> float:

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 from broker.core.cache_router import CacheAwareRouter
 from broker.core.candidates import WALK_MAX
-from broker.core.roster import Seat
+from broker.core.seat import Seat
 from tests.unit.core.routing_builders import Place, a_worker, chain
 
 SYSTEM = ("system", 30)
