@@ -358,6 +358,14 @@ class Bus(Protocol):
         """Create a consumer; with `recreate`, delete and create it anew under the same name."""
         ...
 
+    async def delete_consumer(self, stream: str, consumer: str) -> None:
+        """Delete a consumer, if it is there; messages that it never delivered stay."""
+        ...
+
+    async def delete_stream(self, stream: str) -> None:
+        """Delete a stream with all that it holds, if it is there."""
+        ...
+
     async def reset_consumer(self, stream: str, consumer: str) -> None:
         """Forget all deliveries, so that un-acknowledged messages come again in stream order.
 

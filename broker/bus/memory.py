@@ -375,6 +375,16 @@ class MemoryBus(StreamBuckets):
         await self._turn()
         self.server.ensure_consumer(spec, recreate=recreate)
 
+    async def delete_consumer(self, stream: str, consumer: str) -> None:
+        """Delete a consumer, if it is there."""
+        await self._turn()
+        self.server.delete_consumer(stream, consumer)
+
+    async def delete_stream(self, stream: str) -> None:
+        """Delete a stream, if it is there."""
+        await self._turn()
+        self.server.streams.pop(stream, None)
+
     async def reset_consumer(self, stream: str, consumer: str) -> None:
         """Forget all deliveries."""
         await self._turn()

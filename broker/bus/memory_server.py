@@ -156,3 +156,10 @@ class MemoryServer:
         stream.consumers[spec.name] = MemoryConsumer(spec, stream, self.clock)
         for watch in self.consumer_watchers:
             watch()
+
+    def delete_consumer(self, stream: str, name: str) -> None:
+        """Delete a consumer, if it is there."""
+        found = self.streams.get(stream)
+        consumer = found.consumers.pop(name, None) if found is not None else None
+        if consumer is not None:
+            consumer.close()

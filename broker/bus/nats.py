@@ -412,6 +412,14 @@ class NatsBus(StreamBuckets):
         """Create a consumer; with `recreate`, delete and create it anew under the same name."""
         await self._streams.ensure_consumer(spec, recreate=recreate)
 
+    async def delete_consumer(self, stream: str, consumer: str) -> None:
+        """Delete a consumer, if it is there."""
+        await self._streams.delete_consumer(stream, consumer)
+
+    async def delete_stream(self, stream: str) -> None:
+        """Delete a stream with all that it holds, if it is there."""
+        await self._streams.delete_stream(stream)
+
     async def reset_consumer(self, stream: str, consumer: str) -> None:
         """Forget all deliveries, so that un-acknowledged messages come again in stream order."""
         await self._streams.reset_consumer(stream, consumer)

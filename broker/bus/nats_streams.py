@@ -120,6 +120,12 @@ class Streams:
             raise _not_taken(answer.error, spec)
         check_taken(await self.ask(f"STREAM.INFO.{spec.name}"), wanted, what=f"stream {spec.name}")
 
+    async def delete_stream(self, stream: str) -> None:
+        """Delete a stream, if it is there."""
+        answer = await self._ask(f"STREAM.DELETE.{stream}")
+        if answer.error is not None and answer.error.err_code != STREAM_NOT_FOUND:
+            raise error_of(answer.error, what=f"stream {stream}")
+
     async def stream_state(self, stream: str, *, subject: str = "") -> StreamState:
         """State of a stream, or with `subject` that subject's count in it."""
         answer = await self.ask(f"STREAM.INFO.{stream}")
@@ -147,15 +153,17 @@ class Streams:
     async def ensure_consumer(self, spec: ConsumerSpec, *, recreate: bool) -> None:
         """Create, update or recreate a consumer and read it back."""
         if recreate:
-            await self._delete_consumer(spec.stream, spec.name)
+            await self.delete_consumer(spec.stream, spec.name)
         config = consumer_config(spec)
         verb = f"CONSUMER.CREATE.{spec.stream}.{spec.name}.{spec.filter_subject}"
         answer = await self.ask(verb, {"stream_name": spec.stream, "config": config})
         check_taken(answer, config, what=f"consumer {spec.stream}/{spec.name}")
 
-    async def _delete_consumer(self, stream: str, consumer: str) -> None:
+    async def delete_consumer(self, stream: str, consumer: str) -> None:
+        """Delete a consumer, if it is there."""
         answer = await self._ask(f"CONSUMER.DELETE.{stream}.{consumer}")
-        if answer.error is not None and answer.error.err_code != CONSUMER_NOT_FOUND:
+        gone = (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND)
+        if answer.error is not None and answer.error.err_code not in gone:
             raise error_of(answer.error, what=f"consumer {stream}/{consumer}")
 
     async def reset_consumer(self, stream: str, consumer: str) -> None:
@@ -166,7 +174,7 @@ class Streams:
             # From the first message on, wherever the consumer believes its ack floor to be.
             await self.ask(f"CONSUMER.RESET.{stream}.{consumer}", {"seq": 1})
             return
-        await self._delete_consumer(stream, consumer)
+        await self.delete_consumer(stream, consumer)
         await self.ask(
             f"CONSUMER.CREATE.{stream}.{consumer}.{config['filter_subject']}",
             {"stream_name": stream, "config": config},

@@ -13,7 +13,7 @@ oldest.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from broker.bus.base import BucketSpec, Bus, ConsumerSpec, StreamSpec
@@ -154,6 +154,15 @@ def _jobs(plan: LanePlan, bands: list[int], bounds: Bounds) -> StreamSpec:
         allow_atomic=True,
         replicas=bounds.replicas,
     )
+
+
+def closed_stream(lane: str, band: int, bounds: Bounds = DEFAULTS) -> StreamSpec:
+    """Specify a stream of jobs whose queues are all on their way out: it takes no subject of them.
+
+    A stream needs a subject, so it has one that nobody publishes on.
+    """
+    spec = _jobs(LanePlan(lane, (), (band,)), [band], bounds)
+    return replace(spec, subjects=(f"closed.{spec.name}",))
 
 
 def _results(lane: str, bounds: Bounds) -> StreamSpec:

@@ -85,9 +85,9 @@ class Door:
     def _stranger(self, job: JobSpec) -> Reject | None:
         lane = self._lanes.get(job.lane)
         if lane is None:
-            return _reject(job, Reason.MALFORMED, row=f"lane={job.lane}")
+            return _reject(job, Reason.UNKNOWN_MODEL, row=f"lane={job.lane}")
         if job.band not in lane.bands:
-            return _reject(job, Reason.MALFORMED, row=f"lane={job.lane} band={job.band}")
+            return _reject(job, Reason.UNKNOWN_MODEL, row=f"lane={job.lane} band={job.band}")
         if job.model not in self._mind.policy.models or (
             lane.models and job.model not in lane.models
         ):

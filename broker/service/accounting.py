@@ -114,14 +114,21 @@ class Accounting:
         if known is not None and len(known) < SHORT_LIVED_MAX:
             known.add(sequence)
 
+    def reconfigured(self, results_age_s_max: Mapping[str, float]) -> None:
+        """Count also lanes that are new, and those that are gone as before: their jobs still end."""
+        self._ages_s = {**self._ages_s, **results_age_s_max}
+        for lane in results_age_s_max:
+            self._short_lived.setdefault(lane, set())
+
     async def run(self) -> None:
         """Count, some lanes each PASS_S in turn, until cancelled."""
-        turn = deque(self._ages_s)
+        turn: deque[str] = deque()
         while True:
             await asyncio.sleep(PASS_S)
-            for _ in range(min(LANES_AT_ONCE_MAX, len(turn))):
-                turn.rotate(-1)
-                await self.count_in_turn(turn[-1])
+            for _ in range(min(LANES_AT_ONCE_MAX, len(self._ages_s))):
+                if not turn:
+                    turn.extend(self._ages_s)  # Lanes come.
+                await self.count_in_turn(turn.popleft())
 
     async def count_in_turn(self, lane: str) -> None:
         """Count one lane; what fails is tried again in its next turn, from what is stored."""

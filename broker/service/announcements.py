@@ -60,6 +60,10 @@ class Announcements:
         self._tell = tell
         self._now = now
 
+    def reconfigured(self, config: Config) -> None:
+        """Tell of the queues of a new configuration."""
+        self._config = config
+
     async def publish_states(self) -> None:
         """Tell each lane's queues, at once and then each second, until cancelled."""
         while True:
@@ -76,12 +80,15 @@ class Announcements:
 
     async def poll_depths(self, queues: Mapping[JobAddress, ConsumerSpec]) -> None:
         """Ask how deep queues are, some each second, until cancelled."""
-        turn = deque(queues.items())
+        turn: deque[JobAddress] = deque()
         while True:
             await asyncio.sleep(QUEUE_STATE_S)
-            for _ in range(min(DEPTH_POLLS_MAX, len(turn))):
-                await self.poll_depth(*turn[0])
-                turn.rotate(-1)
+            for _ in range(min(DEPTH_POLLS_MAX, len(queues))):
+                if not turn:
+                    turn.extend(queues)  # Queues come and go.
+                address = turn.popleft()
+                if address in queues:
+                    await self.poll_depth(address, queues[address])
 
     async def poll_depth(self, address: JobAddress, spec: ConsumerSpec) -> None:
         """Ask how deep one queue is."""

@@ -7,8 +7,8 @@ from functools import partial
 
 import structlog
 
-from broker.bus.base import Bus, BusError, Delivery, Pull
-from broker.core.events import DispatchAllowed, LinkChanged
+from broker.bus.base import Bus, BusError, ConsumerSpec, Delivery
+from broker.core.events import DispatchAllowed, LinkChanged, PolicyChanged
 from broker.core.routing import make_router
 from broker.core.scheduler import Scheduler
 from broker.service.accounting import Accounting
@@ -21,17 +21,20 @@ from broker.service.election import Election, Term
 from broker.service.endings import Endings
 from broker.service.fleet import Fleet
 from broker.service.held import Shelf
-from broker.service.intake import Intake, open_pull
+from broker.service.intake import Intake
 from broker.service.learned import Learned
 from broker.service.loop import Loop, Observer
 from broker.service.offer import told_bytes_per_token
 from broker.service.outbox import Outbox
+from broker.service.pulls import Pulls
 from broker.service.queues import queue_consumers, results_ages_s, window_of
 from broker.service.reconcile import Reconciler
 from broker.service.recovery import collect_inventories, reset_queues, until_answered
 from broker.service.redelivered import Redelivered
+from broker.service.reload import declare, offer
 from broker.service.renewals import Renewals
 from broker.service.results_room import ResultsRoom, policy_of
+from broker.service.retiring import Retiring, former_queues
 from broker.service.snapshot import SnapshotSource
 from broker.wire import subjects
 from broker.wire.ids import job_key
@@ -67,7 +70,6 @@ class Leadership:
         self._observer = observer
         self._learned = learned
         self._now = now
-        self.queues = queue_consumers(config)
         self.shelf = Shelf(
             bytes_max=config.broker.held_bytes_max,
             reserve_ratios=config.broker.held_reserve_ratios,
@@ -89,16 +91,9 @@ class Leadership:
             now=now,
         )
         self.loop.connect(self.outbox, self.endings, epoch=term.epoch)
-        self.intake = Intake(
-            self.shelf,
-            self.endings,
-            tell=self.loop.tell,
-            is_running=self.scheduler.is_leased,
-            book=self.book,
-            learned=learned,
-            counts=observer,
-            now=now,
-        )
+        self.intake = self._make_intake()
+        self.pulls = Pulls(bus, queue_consumers(config), take=self._taken)
+        self.retiring = Retiring(bus, self.pulls, config)
         self.reconciler = self._make_reconciler()
         self.control = Control(
             bus, self.loop, self.shelf, self.endings, self.reconciler, snapshots, now=now
@@ -117,7 +112,10 @@ class Leadership:
         self.redelivered = Redelivered(bus, take=self._came, settled=self._ended_before)
         lanes = tuple(lane.name for lane in config.policy.lanes)
         self.results_room = ResultsRoom(bus, lanes, tell=self.loop.tell, now=now)
-        self._pulls: dict[JobAddress, Pull] = {}
+        self._wanted: tuple[Config, Callable[[bool], None]] | None = None
+        self._is_wanted = asyncio.Event()
+        self.declares = False
+        """Whether what stands at the server may not be what the configuration says."""
         self.ready = False
 
     def _make_closer(self) -> Closer:
@@ -128,13 +126,26 @@ class Leadership:
             short_lived=self.accounting.short_lived,
         )
 
+    def _make_intake(self) -> Intake:
+        return Intake(
+            self.shelf,
+            self.endings,
+            tell=self.loop.tell,
+            is_running=self.scheduler.is_leased,
+            book=self.book,
+            learned=self._learned,
+            counts=self._observer,
+            now=self._now,
+        )
+
     def _make_reconciler(self) -> Reconciler:
         return Reconciler(
             bus=self._bus,
             loop=self.loop,
             shelf=self.shelf,
-            queues=self.queues,
+            queues=self.pulls.queues,
             found=self._observer.difference,
+            find_orphans=self.retiring.find,
             forget=self.endings.forget,
             alarm_jobs=self._config.broker.reconcile_alarm_jobs,
             alarm_ratio=self._config.broker.reconcile_alarm_ratio,
@@ -159,9 +170,7 @@ class Leadership:
         try:
             async with asyncio.timeout(LEAVE_S_MAX):
                 await election.resign()
-                async with asyncio.TaskGroup() as group:
-                    for pull in self._pulls.values():
-                        group.create_task(pull.stop())
+                await self.pulls.stop()
         except (TimeoutError, BusError, ExceptionGroup) as error:
             # The server drops what is left when pulls run out and the key does.
             _log.warning("leadership.left_unfinished", epoch=self.term.epoch, error=repr(error))
@@ -184,24 +193,29 @@ class Leadership:
                     self.control.run(),
                     self.reconciler.run(every_s=self._config.broker.reconcile_s),
                     self.announcements.publish_states(),
-                    self.announcements.poll_depths(self.queues),
+                    self.announcements.poll_depths(self.pulls.queues),
                     self.results_room.run(),
                     self.announcements.publish_learned(),
                     self.accounting.run(),
+                    self.retiring.run(),
+                    self._reload_when_wanted(),
                 ):
                     group.create_task(duty)
                 self.ready = True
-                _log.info("leadership.ready", epoch=self.term.epoch, queues=len(self.queues))
+                _log.info("leadership.ready", epoch=self.term.epoch, queues=len(self.pulls.queues))
         finally:
             self.ready = False
             self.fleet.listener = None
-            for pull in self._pulls.values():
-                pull.resize(0)
+            self.pulls.pause()
 
     async def _start(self) -> None:
         """Announce, reset, adopt, pull: in this order."""
         leases = self._config.policy.leases
-        marks = await reset_queues(self._bus, self.queues)
+        if self.declares:
+            await until_answered(lambda: declare(self._bus, self._config))
+            await until_answered(lambda: offer(self._bus, self._config))
+        former = await until_answered(lambda: former_queues(self._bus, self._config))
+        marks = await reset_queues(self._bus, {**self.pulls.queues, **former})
         self.redelivered.expect({one.address: one.delivered_sequence for one in marks})
         await self.book.load()
         self._learned.resume(
@@ -224,15 +238,55 @@ class Leadership:
         )
         for lane in self.results_room.lanes:
             await until_answered(partial(self.results_room.look, lane))
-        for address in self.queues:
-            await until_answered(partial(self._open, address))
+        for address, spec in list(self.pulls.queues.items()):
+            await until_answered(partial(self._open, address, spec))
+        await until_answered(lambda: self.retiring.take(former))
         self.loop.tell(DispatchAllowed(self._now()))
 
-    async def _open(self, address: JobAddress) -> None:
-        window = window_of(self._config, address)
-        self._pulls[address] = await open_pull(
-            self._bus, address, window=window, take=partial(self._taken, address)
-        )
+    async def _open(self, address: JobAddress, spec: ConsumerSpec) -> None:
+        await self.pulls.open(address, spec, window=window_of(self._config, address))
+
+    def reload(self, config: Config, *, done: Callable[[bool], None]) -> None:
+        """Take a new configuration soon; a newer one comes first.
+
+        Calls `done(True)` when it counts, `done(False)` when the server refused it and nothing has
+        changed.
+        """
+        self._wanted = (config, done)
+        self._is_wanted.set()
+
+    async def _reload_when_wanted(self) -> None:
+        while True:
+            await self._is_wanted.wait()
+            self._is_wanted.clear()
+            assert self._wanted is not None, "set before the event"
+            config, done = self._wanted
+            try:
+                await self._reload(config)
+            except BusError as error:
+                _log.error("reload.refused", error=str(error))
+                self._observer.loop_error("reload")
+                done(False)  # noqa: FBT003 - its one argument
+            else:
+                done(True)  # noqa: FBT003 - its one argument
+
+    async def _reload(self, config: Config) -> None:
+        """Subjects, consumers, rules, pulls, offers: see `reload`. Raises BusError."""
+        queues = queue_consumers(config)
+        async with self.retiring.still:
+            await declare(self._bus, config)
+            gone = [address for address in self.pulls.queues if address not in queues]
+            self._config = self.retiring.config = config
+            self.loop.tell(PolicyChanged(self._now(), policy_of(config)))
+            self.announcements.reconfigured(config)
+            self.results_room.lanes = tuple(lane.name for lane in config.policy.lanes)
+            self.accounting.reconfigured(results_ages_s(config))
+            self.retiring.stay(queues)
+            for address, spec in queues.items():
+                await until_answered(partial(self._open, address, spec))
+            await until_answered(lambda: self.retiring.take(gone))
+            await until_answered(lambda: offer(self._bus, config))
+        _log.info("reload.done", queues=len(queues), leaving=len(gone))
 
     def _taken(self, address: JobAddress, deliveries: list[Delivery]) -> None:
         self.redelivered.came(address, deliveries)
@@ -251,12 +305,12 @@ class Leadership:
         if key in self.shelf or self.scheduler.is_known(key):
             self._came(address, delivery)
             return
-        self._pulls[address].release()
+        self.pulls.of(address).release()
         self.endings.ended_before(delivery, job)
         self._observer.closed(record, won=False)
 
     def _take(self, address: JobAddress, delivery: Delivery) -> None:
-        self.intake.take(delivery, address, self._pulls[address])
+        self.intake.take(delivery, address, self.pulls.of(address))
 
     def _closed(self, ending: Ending, record: TerminalRecord, *, won: bool) -> None:
         """Forget a job whose message is gone, behind all that was delivered before."""

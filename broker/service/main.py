@@ -3,7 +3,8 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +12,7 @@ import orjson
 import structlog
 import uvloop
 
-from broker.bus import logs, topology
+from broker.bus import logs
 from broker.bus import nats as nats_bus
 from broker.bus.base import Bus, BusError, LinkDown, NoResponders, NoStream, NotFound, Timeout
 from broker.bus.nats_wire import Credentials
@@ -25,8 +26,8 @@ from broker.service.learned import Learned
 from broker.service.loop_watch import LoopWatch
 from broker.service.metrics import Metrics
 from broker.service.observer import Observer
-from broker.service.offer import publish_offers, told_bytes_per_token
-from broker.service.queues import models_of, topology_of
+from broker.service.queues import models_of
+from broker.service.reload import declare, merged, offer
 from broker.service.status import Health, PageUnavailable, StatusServer
 from broker.service.views import Snapshots
 from broker.service.watchdogs import Watchdogs, cut, full, risen, slow
@@ -46,6 +47,9 @@ that another broker gets its chance; short again once one has lasted longer than
 _log = structlog.get_logger(__name__)
 
 
+Reread = Callable[[], Config]
+"""Reads the configuration anew. Raises ConfigError."""
+
 OpenBus = Callable[[Config], Awaitable[Bus]]
 """Opens the broker's connection."""
 
@@ -57,6 +61,10 @@ class Broker:
         """Make a broker on a connected bus."""
         self._bus = bus
         self._config = config
+        self._declared: Config | None = None
+        """What stands at the server, as far as this broker has seen to it."""
+        self._reloading: Config | None = None
+        """Given to the leadership and not taken yet."""
         self._now = WallClock()
         self._learned = Learned()
         self._observer = Observer(metrics, log, self._learned)
@@ -118,9 +126,9 @@ class Broker:
         await self.fleet.listen(self._bus)
 
     async def _declare(self) -> None:
-        await topology.apply(self._bus, topology_of(self._config))
-        told = await told_bytes_per_token(self._bus, self._config)
-        await publish_offers(self._bus, self._config, bytes_per_token=told)
+        await declare(self._bus, self._config)
+        await offer(self._bus, self._config)
+        self._declared = self._config
 
     async def run(self) -> None:
         """Stand for election and lead, again and again, until cancelled."""
@@ -145,6 +153,35 @@ class Broker:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LEAD_AGAIN_S_MAX)
 
+    def reload(self, given: Config) -> None:
+        """Take a new configuration: soon as leader, else when this broker leads.
+
+        All brokers must be given the same one.
+        """
+        config, late = merged(self._config, given)
+        if late:
+            _log.warning("reload.needs_restart", keys=late)
+        if self.leadership is None:
+            self._configure(config)
+        else:
+            self._reloading = config
+            self.leadership.reload(config, done=partial(self._reloaded, config))
+
+    def _reloaded(self, config: Config, taken: bool) -> None:  # noqa: FBT001 - leadership calls it so
+        if self._reloading is config:
+            self._reloading = None
+        if taken:
+            self._declared = config
+            self._configure(config)
+
+    def _configure(self, config: Config) -> None:
+        self._config = config
+        self.snapshots.configure(config)
+        self._metrics.configure(
+            lanes=[lane.name for lane in config.policy.lanes], models=_models(config)
+        )
+        _log.info("reload.taken", lanes=len(config.policy.lanes), models=_models(config))
+
     def health(self) -> Health:
         """Tell the status page how this process is."""
         leadership = self.leadership
@@ -167,6 +204,7 @@ class Broker:
             observer=self._observer,
             now=self._now,
         )
+        leadership.declares = self._declared is not self._config
         self.snapshots.leads(leadership)
         self._metrics.leadership(leader=True)
         try:
@@ -174,17 +212,27 @@ class Broker:
         finally:
             self.snapshots.leads(None)
             self._metrics.leadership(leader=False)
+            if self._reloading is not None:
+                # Half done, it is finished by whoever leads next, by this broker too.
+                self._configure(self._reloading)
+                self._reloading = None
 
     def _link_changed(self, up: bool) -> None:  # noqa: FBT001 - the bus calls it so
         if self.leadership is not None:
             self.leadership.link_changed(up=up)
 
 
-async def serve(config: Config, *, open_bus: OpenBus | None = None) -> None:
-    """Run a broker until SIGTERM or SIGINT; a graceful stop hands over at once."""
-    stop = asyncio.Event()
+async def serve(
+    config: Config, *, reread: Reread | None = None, open_bus: OpenBus | None = None
+) -> None:
+    """Run a broker until SIGTERM or SIGINT; a graceful stop hands over at once.
+
+    SIGHUP takes what `reread` returns; a mistake in it is told in the log and changes nothing.
+    """
+    stop, told = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told.set)
     metrics = Metrics(lanes=[lane.name for lane in config.policy.lanes], models=_models(config))
     log = DecisionLog(
         Path(config.broker.state_dir),
@@ -195,7 +243,9 @@ async def serve(config: Config, *, open_bus: OpenBus | None = None) -> None:
     try:
         bus = await (open_bus or connect)(config)
         try:
-            await _serve_on(bus, config, metrics, log, stop)
+            broker = Broker(bus, config, metrics=metrics, log=log)
+            work = partial(_work, broker, config, reread or (lambda: config), told)
+            await _serve_on(broker, config, metrics, log, stop=stop, work=work)
         finally:
             await bus.close()
     finally:
@@ -214,26 +264,45 @@ async def connect(config: Config) -> Bus:
     )
 
 
+async def _reload_when_told(broker: Broker, reread: Reread, told: asyncio.Event) -> None:
+    while True:
+        await told.wait()
+        told.clear()
+        try:
+            broker.reload(await asyncio.to_thread(reread))
+        except ConfigError as error:
+            _log.error("reload.mistaken", error=str(error))
+
+
 async def _serve_on(
-    bus: Bus, config: Config, metrics: Metrics, log: DecisionLog, stop: asyncio.Event
+    broker: Broker,
+    config: Config,
+    metrics: Metrics,
+    log: DecisionLog,
+    *,
+    stop: asyncio.Event,
+    work: Callable[[str], Coroutine[None, None, None]],
 ) -> None:
-    broker = Broker(bus, config, metrics=metrics, log=log)
     metrics.attach(broker.snapshots, log=log)
     status = StatusServer(metrics, broker.snapshots, health=broker.health)
     try:
         url = await status.start(config.broker.http_host, config.broker.http_port)
         async with asyncio.TaskGroup() as group:
-            work = group.create_task(_work(broker, config, url))
+            working = group.create_task(work(url))
             await stop.wait()
-            work.cancel()
+            working.cancel()
     finally:
         await status.stop()
 
 
-async def _work(broker: Broker, config: Config, url: str) -> None:
+async def _work(
+    broker: Broker, config: Config, reread: Reread, told: asyncio.Event, url: str
+) -> None:
     await broker.prepare()
     _say_ready(config, url)
-    await broker.run()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_reload_when_told(broker, reread, told))
+        await broker.run()
 
 
 def _models(config: Config) -> list[str]:
@@ -248,11 +317,14 @@ def _say_ready(config: Config, url: str) -> None:
     sys.stdout.flush()
 
 
-def run(config: Config) -> None:
-    """Run the broker until it is told to stop. Raises BusError, PageUnavailable, OSError."""
+def run(config: Config, *, reread: Reread | None = None) -> None:
+    """Run the broker until it is told to stop; `reread` reads its configuration anew on SIGHUP.
+
+    Raises BusError, PageUnavailable, OSError.
+    """
     logs.set_up(broker=config.broker.name)
     try:
-        uvloop.run(serve(config))
+        uvloop.run(serve(config, reread=reread))
     except* (BusError, PageUnavailable, OSError) as errors:
         # One sentence for whoever started it, not a tree of groups.
         raise _first(errors) from None
@@ -267,7 +339,11 @@ def _first(error: BaseException) -> BaseException:
 def main(arguments: Sequence[str]) -> int:
     """Run with the configuration file named in `arguments`; return the exit code."""
     try:
-        run(load(Path(arguments[0])) if arguments else Config())
+        if arguments:
+            reread = partial(load, Path(arguments[0]))
+            run(reread(), reread=reread)
+        else:
+            run(Config())
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG

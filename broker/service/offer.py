@@ -31,6 +31,13 @@ async def publish_offers(bus: Bus, config: Config, *, bytes_per_token: Mapping[s
             await bus.kv_put(CONFIG_BUCKET, lane_offer_key(lane.name), encode(offer))
 
 
+async def withdraw_offer(bus: Bus, lane: str) -> None:
+    """Offer nothing in a lane that is no more: its clients hear that instead of silence."""
+    offer = LaneOffer(lane=lane, models=())
+    if await _stored(bus, lane) != offer:
+        await bus.kv_put(CONFIG_BUCKET, lane_offer_key(lane), encode(offer))
+
+
 async def told_bytes_per_token(bus: Bus, config: Config) -> dict[str, float]:
     """Read back what clients were told of the models' tokens, by any broker. Raises BusError."""
     told: dict[str, float] = {}

@@ -1,8 +1,8 @@
 """Every minute and on demand: ledger ↔ consumers' un-acked ↔ the streams' own counts.
 
 The core compares its leases with every heartbeat; what is done here is the rest: jobs held that the
-mind does not know, jobs held whose message is gone, deliveries nobody holds, and messages that no
-consumer will ever deliver.
+mind does not know, jobs held whose message is gone, deliveries nobody holds, messages that their
+consumer will never deliver, and messages that have no consumer at all.
 
 All sides move while they are counted, so a count only raises suspicion. It becomes a difference
 where it stays through several looks: what is gone or unheld is followed message by message, and
@@ -10,7 +10,7 @@ what is undelivered is counted in both orders.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -65,6 +65,7 @@ class _Suspicion:
     """What may be wrong with one queue."""
 
     name: str
+    address: JobAddress
     spec: ConsumerSpec
     gone: list[Held]
     """Held, and not in the stream."""
@@ -90,6 +91,8 @@ class Reconciler:
     """Called with the kind of each difference."""
     alarm_jobs: int
     alarm_ratio: float
+    find_orphans: Callable[[], Awaitable[list[JobAddress]]]
+    """Finds queues with messages that no consumer would ever deliver, and takes them up."""
     forget: Callable[[str], None]
     """Called with the key of a job whose message is gone: its record stands."""
     look_again_s: float = LOOK_AGAIN_S
@@ -120,6 +123,7 @@ class Reconciler:
     async def _pass(self) -> Report:
         checked = len(self.shelf)
         differences = await self._unknown()
+        differences += [Found("orphaned", _name(one)) for one in await self.find_orphans()]
         suspicions = await self._suspect(differences)
         for look in range(LOOKS):
             if not suspicions:
@@ -128,7 +132,7 @@ class Reconciler:
             known = await self._by_subject()
             for suspicion in suspicions:
                 await self._look_again(suspicion, known, look=look)
-            suspicions = [suspicion for suspicion in suspicions if suspicion]
+            suspicions = [one for one in suspicions if one and one.address in self.queues]
         for suspicion in suspicions:
             differences += await self._repair(suspicion)
         for found in differences:
@@ -188,15 +192,21 @@ class Reconciler:
         """Count each queue on all sides."""
         known = await self._by_subject()
         suspicions: list[_Suspicion] = []
-        for address, spec in self.queues.items():
+        for address, spec in list(self.queues.items()):
             name, of_queue = _name(address), known.get(spec.filter_subject, _Known())
             try:
                 state = await self.bus.consumer_state(spec.stream, spec.name)
             except NotFound:
+                if address not in self.queues:
+                    continue  # It was removed meanwhile, empty.
                 await self.bus.ensure_consumer(spec)
                 differences.append(Found("consumer_gone", name))
                 continue
-            suspicion = _Suspicion(name, spec, [], [], await self._undelivered(spec))
+            suspicion = _Suspicion(name, address, spec, [], [], 0)
+            try:
+                suspicion.undelivered = await self._undelivered(spec)
+            except NotFound:
+                continue
             if len(of_queue.messages) > state.ack_pending:
                 suspicion.gone = await self._gone(of_queue.jobs)
             elif len(of_queue.messages) < state.ack_pending:

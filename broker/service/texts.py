@@ -24,7 +24,9 @@ _TEXTS = {
     Reason.NO_WORKERS: "No worker serves this model now; see `inferlane workers`.",
     Reason.DRAINING: "The cluster is draining; try again later.",
     Reason.LANE_PAUSED: "The lane is paused by an operator; try again later.",
-    Reason.UNKNOWN_MODEL: "The lane may not use this model, adapter or band; ask for another one.",
+    Reason.UNKNOWN_MODEL: (
+        "The lane may not use this model, adapter or band, or is no more; ask for another one."
+    ),
     Reason.MALFORMED: "The message can't be read as a job; publish it with an inferlane client.",
     Reason.PAYLOAD_TOO_LARGE: "The request is too large to be handed to a worker; send less.",
 }

@@ -48,6 +48,10 @@ class Snapshots:
         self.leadership = leadership
         self._since_s = self._now()
 
+    def configure(self, config: Config) -> None:
+        """Tell of the lanes of a new configuration."""
+        self._config = config
+
     def status(self) -> StatusView:
         """Tell the broker's own state."""
         leadership = self.leadership

@@ -1,5 +1,6 @@
 """`inferlane broker`: run a broker, leader or standby, until SIGTERM."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,8 +41,9 @@ def broker(
     """
     from broker.service import main
 
-    chosen = _configured(config or _default_file(), name=name, http_port=http_port)
-    main.run(chosen)
+    path = config or _default_file()
+    reread = partial(_configured, path, name=name, http_port=http_port)
+    main.run(reread(), reread=reread)
 
 
 def _default_file() -> Path:

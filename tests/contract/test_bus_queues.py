@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker.bus.base import BusError, NoResponders, Timeout
+from broker.bus.base import BusError, NoResponders, NoStream, NotFound, Timeout
 from tests.buses import (
     CONSUMER,
     STREAM,
@@ -331,3 +331,45 @@ class TestReset:
 
 async def _waiting(world: World, pulls: int) -> bool:
     return (await world.bus.consumer_state(STREAM, CONSUMER)).waiting == pulls
+
+
+class TestRemoval:
+    """Queues that go: subject first, then consumer, then stream."""
+
+    async def test_a_stream_that_lost_a_subject_still_delivers_what_it_holds(
+        self, world: World
+    ) -> None:
+        """Nothing more comes in; what is there is delivered, reset, acknowledged as ever."""
+        await a_queue(world, messages=3)
+        await world.bus.ensure_stream(a_stream(subjects=("closed.x",)))
+        with pytest.raises(NoStream):
+            await world.bus.append(SUBJECT, b"late")
+        puller = await pulling(world.bus)
+        await puller.heard.count(3)
+        await world.bus.reset_consumer(STREAM, CONSUMER)
+        again = (await puller.heard.count(6))[3:]
+        assert [one.data for one in again] == [b"0", b"1", b"2"]
+        for delivery in again:
+            await world.bus.ack(delivery.ack_subject)
+        assert await world.bus.subject_counts(STREAM) == {}
+
+    async def test_a_deleted_consumer_leaves_its_messages(self, world: World) -> None:
+        """Made again, it delivers them; deleting twice, or what was never there, does nothing."""
+        await a_queue(world, messages=1)
+        for _ in range(2):
+            await world.bus.delete_consumer(STREAM, CONSUMER)
+        await world.bus.delete_consumer("NONE", CONSUMER)
+        with pytest.raises(NotFound):
+            await world.bus.consumer_state(STREAM, CONSUMER)
+        await world.bus.ensure_consumer(a_consumer())
+        assert (await world.bus.consumer_state(STREAM, CONSUMER)).pending == 1
+
+    async def test_a_deleted_stream_is_gone_with_all_it_held(self, world: World) -> None:
+        """Idempotent."""
+        await a_queue(world, messages=1)
+        for _ in range(2):
+            await world.bus.delete_stream(STREAM)
+        with pytest.raises(NotFound):
+            await world.bus.stream_state(STREAM)
+        await a_queue(world)
+        assert (await world.bus.consumer_state(STREAM, CONSUMER)).pending == 0

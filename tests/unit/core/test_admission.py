@@ -24,8 +24,8 @@ def the_reject(decisions: list[Decision]) -> Reject:
 @pytest.mark.parametrize(
     ("fields", "reason", "row"),
     [
-        ({"lane": "nobody"}, Reason.MALFORMED, "lane=nobody"),
-        ({"lane": "narrow", "band": 2}, Reason.MALFORMED, "lane=narrow band=2"),
+        ({"lane": "nobody"}, Reason.UNKNOWN_MODEL, "lane=nobody"),
+        ({"lane": "narrow", "band": 2}, Reason.UNKNOWN_MODEL, "lane=narrow band=2"),
         ({"model": "absent"}, Reason.UNKNOWN_MODEL, "lane=acme model=absent"),
         ({"lane": "narrow", "model": MODEL}, Reason.UNKNOWN_MODEL, "lane=narrow model=tiny"),
         ({"lane": "paused"}, Reason.LANE_PAUSED, "lane=paused"),

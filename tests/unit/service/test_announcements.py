@@ -71,11 +71,6 @@ async def test_a_depth_that_cannot_be_had_is_asked_for_in_its_next_turn() -> Non
         assert depths(desk) == []
 
 
-def _turned(desk: Desk) -> bool:
-    desk.turn()
-    return True
-
-
 async def test_queues_beyond_one_seconds_polls_have_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,14 +9,16 @@ from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from broker.bus.base import Bus, BusError, LinkDown, NoStream, NotFound, Timeout
 from broker.bus.memory import MemoryBus
+from broker.core.policy import LanePolicy
 from broker.service import main as module
-from broker.service.config import Config
+from broker.service.config import Config, ConfigError
 from broker.service.decision_log import DecisionLog
 from broker.service.election import leader_now
-from broker.service.main import Broker, main, run, serve
+from broker.service.main import Broker, Reread, main, run, serve
 from broker.service.metrics import Metrics
 from broker.service.offer import publish_offers
 from broker.wire.codec import decode
@@ -44,11 +46,13 @@ def quick(folder: Path, **fields: Any) -> Config:
 class Process:
     """`serve` at work in this process, on an in-process server."""
 
-    def __init__(self, config: Config, *, fault: Fault | None = None) -> None:
+    def __init__(
+        self, config: Config, *, fault: Fault | None = None, reread: Reread | None = None
+    ) -> None:
         self.server = MemoryBus()
         self.link = self.server.connection()
         self._bus = faulty(self.link, fault) if fault else self.link
-        self.task = asyncio.create_task(serve(config, open_bus=self._open))
+        self.task = asyncio.create_task(serve(config, reread=reread, open_bus=self._open))
 
     async def _open(self, config: Config) -> Bus:
         del config
@@ -92,6 +96,34 @@ async def test_sigterm_ends_it_in_good_order(
     assert state.state().waiting == 0
     assert not process.link.connected
     assert asyncio.all_tasks() - before <= {process.task}
+    await process.server.close()
+
+
+async def test_sighup_takes_the_file_anew_and_a_mistake_in_it_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    """The second try is right; a broker lives through the first."""
+    config = quick(tmp_path)
+    lanes = (*config.policy.lanes, LanePolicy(name="gamma"))
+    tries: list[Config | ConfigError] = [
+        ConfigError("f.toml", ()),
+        replace(config, policy=replace(config.policy, lanes=lanes)),
+    ]
+
+    def reread() -> Config:
+        given = tries.pop(0)
+        if isinstance(given, ConfigError):
+            raise given
+        return given
+
+    process = Process(config, reread=reread)
+    await process.leads()
+    for left in (1, 0):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda left=left: len(tries) == left)
+    await until(lambda: "JOBS_gamma" in process.server.server.streams)
+    terminate()
+    await process.ends()
     await process.server.close()
 
 

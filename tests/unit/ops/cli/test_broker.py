@@ -1,5 +1,6 @@
 """`inferlane broker`: which configuration it runs with, before anything is begun."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,13 @@ VALID = '[policy]\nmodels = ["tiny"]\n[[policy.lanes]]\nname = "acme"\n'
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """Configurations that a broker was run with; none is really run."""
+    """Configurations that a broker was run with, and read anew; none is really run."""
     configs: list[Config] = []
-    monkeypatch.setattr("broker.service.main.run", configs.append)
+
+    def run(config: Config, *, reread: Callable[[], Config]) -> None:
+        configs.extend([config, reread()])
+
+    monkeypatch.setattr("broker.service.main.run", run)
     return configs
 
 
@@ -30,6 +35,7 @@ def test_flags_go_before_the_file(tmp_path: Path, ran: list[Config]) -> None:
     assert main(arguments) == 0
     assert (ran[0].broker.name, ran[0].broker.http_port) == ("b2", 0)
     assert ran[0].policy.models == ("tiny",)
+    assert ran[1] == ran[0]
 
 
 def test_file_of_the_folder(

@@ -1,0 +1,167 @@
+"""Queues that the configuration has no more: no message is left where no consumer delivers it.
+
+A model or lane that is taken out leaves first the lane's offer, then the stream's subjects, so that
+nothing more comes in. What was accepted before is delivered as ever: the door refuses what waits,
+with a record, and what runs ends. Only when the last message is gone the consumer goes, then a
+stream without queues, then the offer of a lane without streams. Results and dead letters stay until
+their own time is over.
+
+Nothing is remembered for this: a message on a subject that is not configured is a queue on its way
+out, whoever leads, and the offer of a lane that is not configured says that such a lane was there.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+from broker.bus import topology
+from broker.bus.base import Bus, BusError, ConsumerSpec, NotFound
+from broker.service.config import Config
+from broker.service.pulls import Pulls
+from broker.service.queues import bounds_of, queue_addresses
+from broker.wire import subjects
+from broker.wire.ids import BATCH_BAND, MalformedName, is_token
+from broker.wire.subjects import CONFIG_BUCKET, JobAddress, lane_offer_key
+
+LOOK_S = 1.0
+"""How often queues on their way out are counted."""
+
+WINDOW_JOBS = 256
+"""Jobs pulled of such a queue at once: enough to end some thousand a second."""
+
+_LANE_KEY = lane_offer_key("")
+STREAM_BANDS = (0, BATCH_BAND)
+"""A band of each of a lane's two streams."""
+
+_log = structlog.get_logger(__name__)
+
+
+async def former_lanes(bus: Bus, config: Config) -> tuple[str, ...]:
+    """List lanes that were offered and are not configured. Raises BusError."""
+    configured = {lane.name for lane in config.policy.lanes}
+    keys = await bus.kv_keys(CONFIG_BUCKET)
+    names = (key.removeprefix(_LANE_KEY) for key in keys if key.startswith(_LANE_KEY))
+    return tuple(name for name in names if is_token(name) and name not in configured)
+
+
+async def former_queues(bus: Bus, config: Config) -> dict[JobAddress, ConsumerSpec]:
+    """Find queues that hold messages and are not configured. Raises BusError."""
+    lanes = [lane.name for lane in config.policy.lanes]
+    configured = frozenset(queue_addresses(config.policy))
+    found: dict[JobAddress, ConsumerSpec] = {}
+    for lane in (*lanes, *await former_lanes(bus, config)):
+        for band in STREAM_BANDS:
+            for address in await _held_in(bus, subjects.jobs_stream(lane, band)):
+                if address not in configured:
+                    found[address] = _spec(config, address)
+    return found
+
+
+async def _held_in(bus: Bus, stream: str) -> list[JobAddress]:
+    try:
+        counts = await bus.subject_counts(stream)
+    except NotFound:
+        return []
+    found: list[JobAddress] = []
+    for subject in counts:
+        try:
+            found.append(subjects.parse_jobs(subject))
+        except MalformedName as error:
+            _log.warning("retiring.not_a_queue", stream=stream, subject=subject, error=str(error))
+    return found
+
+
+def _spec(config: Config, address: JobAddress) -> ConsumerSpec:
+    bounds = bounds_of(config)
+    return topology.consumer_spec(address.lane, address.band, address.model, bounds)
+
+
+class Retiring:
+    """The duty of emptying and removing them."""
+
+    def __init__(self, bus: Bus, pulls: Pulls, config: Config) -> None:
+        """Empty what `config` has no more."""
+        self._bus = bus
+        self._pulls = pulls
+        self.config = config
+        self._leaving: dict[JobAddress, None] = {}
+        self._is_wanted = asyncio.Event()
+        self.still = asyncio.Lock()
+        """Held by whoever changes what is configured: nothing is removed meanwhile."""
+
+    @property
+    def leaving(self) -> tuple[JobAddress, ...]:
+        """Queues on their way out."""
+        return tuple(self._leaving)
+
+    async def take(self, queues: Iterable[JobAddress]) -> list[JobAddress]:
+        """Begin to empty these; returns those that nobody pulled before. Raises BusError."""
+        new: list[JobAddress] = []
+        for address in queues:
+            if address not in self._leaving:
+                spec = _spec(self.config, address)
+                if address not in self._pulls.queues:
+                    await self._bus.ensure_consumer(spec)
+                    new.append(address)
+                await self._pulls.open(address, spec, window=WINDOW_JOBS)
+                self._leaving[address] = None
+        self._is_wanted.set()
+        return new
+
+    def stay(self, queues: Iterable[JobAddress]) -> None:
+        """Leave these alone: they are configured again."""
+        for address in queues:
+            self._leaving.pop(address, None)
+
+    async def find(self) -> list[JobAddress]:
+        """Take up what nobody knew of: messages that no consumer would deliver. Raises BusError."""
+        return await self.take(await former_queues(self._bus, self.config))
+
+    async def run(self) -> None:
+        """Remove what is empty, until cancelled."""
+        self._is_wanted.set()
+        while True:
+            await self._is_wanted.wait()
+            try:
+                async with self.still:
+                    if await self.look():
+                        self._is_wanted.clear()
+            except BusError as error:
+                _log.warning("retiring.failed", error=str(error))
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> bool:
+        """Look once; True when nothing is left to remove. Raises BusError."""
+        for address in self.leaving:
+            spec = _spec(self.config, address)
+            counts = await self._bus.subject_counts(spec.stream, subject=spec.filter_subject)
+            if not counts.get(spec.filter_subject) and address in self._leaving:
+                await self._pulls.close(address)
+                await self._bus.delete_consumer(spec.stream, spec.name)
+                self._leaving.pop(address, None)
+                _log.info("retiring.queue_removed", subject=spec.filter_subject)
+        if self._leaving:
+            return False
+        await self._remove_streams()
+        return True
+
+    async def _remove_streams(self) -> None:
+        """Delete streams that have no queue any more, and offers of lanes that have no stream."""
+        wanted = {subjects.jobs_stream(at.lane, at.band) for at in self._pulls.queues}
+        former = await former_lanes(self._bus, self.config)
+        for lane in (*(lane.name for lane in self.config.policy.lanes), *former):
+            for band in STREAM_BANDS:
+                name = subjects.jobs_stream(lane, band)
+                if name not in wanted and await self._is_empty(name):
+                    await self._bus.delete_stream(name)
+                    _log.info("retiring.stream_removed", stream=name)
+        for lane in former:
+            await self._bus.kv_delete(CONFIG_BUCKET, lane_offer_key(lane))
+            _log.info("retiring.lane_removed", lane=lane)
+
+    async def _is_empty(self, stream: str) -> bool:
+        try:
+            return not (await self._bus.stream_state(stream)).messages
+        except NotFound:
+            return False
