@@ -102,6 +102,11 @@ format: setup
     "{{ bin }}/ruff" format .
 
 [group("check")]
+[doc("Draw ops/docs/states.md anew from the table that the code obeys")]
+states: setup
+    "{{ bin }}/python" -m ops.states_page
+
+[group("check")]
 [doc("Break the core in 100 sampled places, one at a time: do the unit tests notice? (out/mutants.md)")]
 mutants *args: setup
     "{{ bin }}/python" -m tests.mutants {{ args }}

@@ -24,10 +24,11 @@ from broker.core.policy import LanePolicy, LeasePolicy, Policy
 from broker.service.config import BrokerConfig, Config, StreamsConfig
 from broker.service.election import Term
 from broker.service.fleet import Fleet
-from broker.service.held import Held, Shelf, Stage
+from broker.service.held import Held, Shelf
 from broker.service.leadership import Leadership
 from broker.service.learned import Learned
 from broker.service.queues import topology_of
+from broker.service.stages import Stage
 from broker.service.views import Snapshots
 from broker.wire import subjects
 from broker.wire.codec import decode, decode_order, decode_out, encode

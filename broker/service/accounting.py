@@ -115,7 +115,7 @@ class Accounting:
             known.add(sequence)
 
     def reconfigured(self, results_age_s_max: Mapping[str, float]) -> None:
-        """Count also lanes that are new, and those that are gone as before: their jobs still end."""
+        """Count new lanes, too, and those that are gone as before: their jobs still end."""
         self._ages_s = {**self._ages_s, **results_age_s_max}
         for lane in results_age_s_max:
             self._short_lived.setdefault(lane, set())

@@ -8,7 +8,8 @@ import re
 
 import structlog
 
-from broker.service.held import Held, Stage
+from broker.service.held import Held
+from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.ids import MalformedName, is_token, split_job_key
 from broker.wire.messages import InFlight

@@ -10,7 +10,7 @@ import structlog
 from broker.bus.base import Bus, BusError, Message, Subscription
 from broker.core.events import CancelRequested, DrainRequested
 from broker.service.endings import Endings
-from broker.service.held import Shelf, Stage
+from broker.service.held import Shelf
 from broker.service.job_states import JobStates
 from broker.service.lane_cancel import LaneCancel
 from broker.service.loop import Loop
@@ -24,6 +24,7 @@ from broker.service.snapshot import (
     sliced,
 )
 from broker.service.snapshot import encode as encode_view
+from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, encode
 from broker.wire.control import (

@@ -6,7 +6,8 @@ from broker.bus.base import Delivery
 from broker.core import decisions as do
 from broker.core.events import Event, JobEnded
 from broker.service.closer import Closer, Ending, Farewell
-from broker.service.held import Duplicate, Held, Shelf, Stage
+from broker.service.held import Duplicate, Held, Shelf
+from broker.service.stages import Stage
 from broker.service.texts import ending_text
 from broker.wire import subjects
 from broker.wire.ids import job_key
@@ -49,7 +50,7 @@ class Endings:
         """End a held job. Its place on the shelf stays until its message is gone."""
         if held.stage is Stage.CLOSING:
             return
-        held.stage = Stage.CLOSING
+        held.enter(Stage.CLOSING)
         self._shelf.drop_body(held)
         record = TerminalRecord(
             job=held.job_id,
@@ -137,7 +138,7 @@ class Endings:
 
     def repeat(self, held: Held, record: TerminalRecord) -> None:
         """Finish what an earlier leader began: the record of this dead letter stands."""
-        held.stage = Stage.CLOSING
+        held.enter(Stage.CLOSING)
         self._shelf.drop_body(held)
         self._closer.put(
             Ending(

@@ -7,23 +7,11 @@ lost.
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from broker.bus.base import Delivery, Pull
 from broker.core.events import JobSpec
+from broker.service.stages import Stage, is_possible
 from broker.wire.messages import Attempt
-
-
-class Stage(Enum):
-    """Where a held job stands."""
-
-    WAITING = auto()
-    SENT = auto()
-    """Offered to a worker, not accepted yet."""
-    RUNNING = auto()
-    """Accepted: the agent renews and acknowledges the message now."""
-    CLOSING = auto()
-    """Its end is being recorded here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +75,12 @@ class Held:
     duplicates: dict[MessageId, Duplicate] = field(default_factory=dict[MessageId, Duplicate])
     behind: dict[MessageId, Behind] = field(default_factory=dict[MessageId, Behind])
 
+    def enter(self, stage: Stage | None) -> None:
+        """Move to a stage, by the table of moves; None: the broker lets go of it."""
+        assert is_possible(self.stage, stage), f"{self.key} can't go from {self.stage} to {stage}"
+        if stage is not None:
+            self.stage = stage
+
     @property
     def message_id(self) -> MessageId:
         """Where its message is."""
@@ -135,6 +129,7 @@ class Shelf:
 
     def put(self, held: Held, body: bytes | None) -> None:
         """Take a new job in; its body only if the budget allows."""
+        assert is_possible(None, held.stage), f"{held.key} begins as {held.stage}"
         self._jobs[held.key] = held
         if held.stage is not Stage.RUNNING:
             self._renewals[held.key] = held
@@ -143,14 +138,14 @@ class Shelf:
 
     def runs(self, held: Held) -> None:
         """Leave a job to the worker that has it: body, window and renewals are needed no more."""
-        held.stage = Stage.RUNNING
+        held.enter(Stage.RUNNING)
         self.drop_body(held)
         hand_on(held)
         self._renewals.pop(held.key, None)
 
     def waits(self, held: Held) -> None:
         """Take a job back from a worker; its ack-wait is renewed next, for nobody knows its age."""
-        held.stage = Stage.WAITING
+        held.enter(Stage.WAITING)
         if held.key not in self._renewals and self._jobs.get(held.key) is held:
             self._renewals[held.key] = held
             held.renewed_at_s = 0.0
@@ -193,6 +188,7 @@ class Shelf:
         """Forget a job, giving back its bytes and its place in the window."""
         held = self._jobs.pop(key, None)
         if held is not None:
+            held.enter(None)
             self.drop_body(held)
             hand_on(held)
             self._renewals.pop(key, None)

@@ -14,8 +14,9 @@ from broker.bus.base import Bus, Delivery, Pull
 from broker.core.events import Event, JobHeld, JobSpec, QueueDepth
 from broker.service.attempts import AttemptBook
 from broker.service.endings import Endings
-from broker.service.held import BEHIND_MAX, DUPLICATES_MAX, Behind, Duplicate, Held, Shelf, Stage
+from broker.service.held import BEHIND_MAX, DUPLICATES_MAX, Behind, Duplicate, Held, Shelf
 from broker.service.learned import Learned
+from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode
 from broker.wire.ids import MalformedName, is_token, job_key

@@ -6,7 +6,8 @@ messages of its subject that were not delivered yet and stand before its own.
 
 from broker.bus.base import Bus, NotFound, StoredMessage
 from broker.core.scheduler import Scheduler
-from broker.service.held import Shelf, Stage
+from broker.service.held import Shelf
+from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode
 from broker.wire.control import JobPhase, JobRequest, JobState

@@ -17,7 +17,8 @@ from broker.bus.base import Bus, NotFound, StoredMessage
 from broker.core.events import CancelRequested, Event
 from broker.core.scheduler import Scheduler
 from broker.service.endings import Endings
-from broker.service.held import Shelf, Stage
+from broker.service.held import Shelf
+from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode
 from broker.wire.control import LaneCancelRequest, LaneCancelStep, StreamSpan

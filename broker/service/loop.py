@@ -29,8 +29,9 @@ from broker.core.scheduler import Scheduler
 from broker.service.adoption import listed
 from broker.service.attempts import AttemptBook
 from broker.service.endings import Endings
-from broker.service.held import Held, Shelf, Stage
+from broker.service.held import Held, Shelf
 from broker.service.outbox import Outbox
+from broker.service.stages import Stage
 from broker.wire import messages as wire
 from broker.wire import subjects
 from broker.wire.codec import encode

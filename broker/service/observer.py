@@ -8,9 +8,10 @@ from broker.core import decisions as do
 from broker.core import events
 from broker.core.events import Event, JobSpec, Unanswered
 from broker.service.decision_log import DecisionLog, Dispatched, Ended
-from broker.service.held import Held, Stage
+from broker.service.held import Held
 from broker.service.learned import Learned
 from broker.service.metrics import Metrics
+from broker.service.stages import Stage
 from broker.wire.ids import job_key
 from broker.wire.messages import Finished, Kind, Outcome, Reason, TerminalRecord
 

@@ -22,7 +22,8 @@ from broker.bus.base import (
 from broker.core import decisions as do
 from broker.core.events import DispatchAnswered, Event, ProbeAnswered, Unanswered
 from broker.service.endings import Endings
-from broker.service.held import Held, Shelf, Stage
+from broker.service.held import Held, Shelf
+from broker.service.stages import Stage
 from broker.wire import messages as wire
 from broker.wire import subjects
 from broker.wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, decode, encode
@@ -94,7 +95,7 @@ class Outbox:
             _log.warning("outbox.dispatch_unheld", job=decision.key)
             self._endings.forget(decision.key)
             return
-        held.stage = Stage.SENT
+        held.enter(Stage.SENT)
         held.sent = decision.attempt
         order = wire.Dispatch(
             epoch=self._epoch,

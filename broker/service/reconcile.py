@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 import structlog
 
 from broker.bus.base import Bus, BusError, ConsumerSpec, ConsumerState, NotFound
-from broker.service.held import Held, MessageId, Shelf, Stage
+from broker.service.held import Held, MessageId, Shelf
 from broker.service.loop import Loop
 from broker.service.snapshot import sliced
+from broker.service.stages import Stage
 from broker.wire.subjects import JobAddress
 
 LOOKUPS_MAX = 200

@@ -10,8 +10,8 @@ from broker.bus.base import LinkDown, Message, Timeout
 from broker.core.events import CancelRequested, DrainRequested
 from broker.service.closer import Ending
 from broker.service.control import AT_ONCE_MAX, REQUESTS_MAX
-from broker.service.held import Stage
 from broker.service.snapshot import LanesView, ReconcileView, StatusView, WorkersView
+from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import decode, encode
 from broker.wire.control import CancelRequest, ControlReply, DrainRequest, WhyRequest

@@ -9,7 +9,7 @@ import pytest
 from broker.core import decisions as do
 from broker.core.events import CancelRequested, JobEnded
 from broker.service.closer import Ending, Farewell
-from broker.service.held import Stage
+from broker.service.stages import Stage
 from broker.wire.messages import Attempt, Failure, Kind, Reason
 from broker.wire.subjects import JobAddress
 from tests.builders import LANE, MODEL, a_job

@@ -1,6 +1,7 @@
 """The shelf: what the broker holds, within its budget."""
 
-from broker.service.held import Held, Shelf, Stage, hand_on
+from broker.service.held import Held, Shelf, hand_on
+from broker.service.stages import Stage
 
 
 class _Window:

@@ -7,7 +7,8 @@ import pytest
 
 from broker.core.events import JobHeld, QueueDepth
 from broker.service.closer import Ending
-from broker.service.held import BEHIND_MAX, DUPLICATES_MAX, Stage
+from broker.service.held import BEHIND_MAX, DUPLICATES_MAX
+from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import MESSAGE_BYTES_MAX, encode
 from broker.wire.messages import Attempt, Failure, Job, Kind, Reason, TerminalRecord

@@ -10,7 +10,7 @@ import pytest
 from broker.bus.base import StreamFull
 from broker.core.events import CancelRequested
 from broker.service import lane_cancel
-from broker.service.held import Stage
+from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import decode
 from broker.wire.control import LaneCancelRequest, LaneCancelStep, StreamSpan

@@ -18,8 +18,8 @@ from broker.core.events import (
     Unanswered,
 )
 from broker.service import loop as module
-from broker.service.held import Stage
 from broker.service.loop import SLICE_S
+from broker.service.stages import Stage
 from broker.wire import messages as wire
 from broker.wire.messages import Attempt, Finished, Outcome, Reason
 from tests.builders import LANE, a_job

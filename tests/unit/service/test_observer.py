@@ -20,10 +20,11 @@ from broker.core.events import (
     WorkerReported,
 )
 from broker.service.decision_log import DecisionLog
-from broker.service.held import Held, Stage
+from broker.service.held import Held
 from broker.service.learned import Learned
 from broker.service.metrics import Metrics
 from broker.service.observer import ESTIMATES_MAX, Observer
+from broker.service.stages import Stage
 from broker.wire.messages import (
     Attempt,
     Failure,

@@ -9,8 +9,8 @@ import pytest
 from broker.bus.base import BusError, LinkDown, NoResponders, PayloadTooLarge, Timeout
 from broker.core import decisions as do
 from broker.core.events import DispatchAnswered, JobEnded, ProbeAnswered, Unanswered
-from broker.service.held import Stage
 from broker.service.outbox import MAIL_MAX, MAIL_PER_TURN_MAX
+from broker.service.stages import Stage
 from broker.wire import messages as wire
 from broker.wire.codec import MESSAGE_BYTES_MAX, encode
 from broker.wire.messages import Answer, Attempt, Kind, Reason

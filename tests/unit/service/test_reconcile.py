@@ -6,8 +6,8 @@ import pytest
 
 from broker.bus.base import Timeout
 from broker.core.events import JobHeld
-from broker.service.held import Stage
 from broker.service.reconcile import LOOKUPS_MAX, Report
+from broker.service.stages import Stage
 from tests.builders import LANE, a_job
 from tests.crashing import Failing
 from tests.leaders import ADDRESS, OTHER_LANE, Desk, a_desk, a_listing
