@@ -20,6 +20,7 @@ When = Literal["before", "after"]
 
 OPERATIONS = frozenset(
     {
+        "rtt_s",
         "publish",
         "request",
         "append",

@@ -181,6 +181,7 @@ class Agent:
 
     async def _serve(self) -> None:
         subscriptions = await self._listen()
+        await self._are_heard()
         self.up.set()
         self.on_urgent()
         await self._leaving.wait()
@@ -203,6 +204,21 @@ class Agent:
             await self._bus.subscribe(subjects.INVENTORY, self._heard_inventory),
             await self._bus.subscribe(subjects.work(worker), self._heard_order),
         ]
+
+    async def _are_heard(self) -> None:
+        """Wait until the server knows our subscriptions: an order sent before reaches nobody."""
+        for pause_s in backoff_s(
+            base_s=self.config.retry_base_s, longest_s=self.config.retry_s_max
+        ):
+            if self._leaving.is_set():
+                return
+            try:
+                await self._bus.rtt_s(timeout_s=self.config.call_s_max)
+            except BusError as error:
+                _log.warning("orders are not heard yet", error=repr(error))
+                await asyncio.sleep(pause_s)
+            else:
+                return
 
     async def _empty(self) -> None:
         """Let what runs end, then hand it back, then let acks follow: each within a bound."""

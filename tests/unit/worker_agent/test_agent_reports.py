@@ -2,12 +2,13 @@
 
 import pytest
 
+from broker.bus.base import Timeout
 from broker.wire.codec import MESSAGE_BYTES_MAX, encode
 from broker.wire.messages import Answer, Attempt, Heartbeat, Job, Kind, Outcome, Usage
 from broker.wire.prefix import pack_hashes, unpack_hashes
 from tests.agents import ScriptedEngine, Stage, a_config, an_agent, an_answer
 from tests.builders import LANE, a_job, an_attempt
-from tests.crashing import Gate
+from tests.crashing import Failing, Gate, Step
 from tests.turns import until
 from worker_agent.agent import Agent
 from worker_agent.engine.base import Chunk
@@ -59,6 +60,20 @@ async def test_a_worker_is_ready_only_once_it_hears_orders() -> None:
         await stage.beat(lambda beat: beat.ready)
         assert (await stage.dispatch(a_job())).answer is Answer.ACCEPTED
         await stage.end_of("job-1")
+
+
+async def test_a_worker_is_up_only_once_the_server_knows_what_it_hears() -> None:
+    """It says so behind its subscriptions; a server that does not answer is asked again."""
+    failing, seen = Failing("rtt_s", Timeout("slow"), times=2), list[str]()
+
+    def fault(step: Step) -> None:
+        seen.append(step.operation)
+        failing(step)
+
+    async with an_agent(fault=fault) as stage:
+        assert failing.raised == 2
+        assert seen.count("rtt_s") == 4  # Two before which it failed, and around the third.
+        assert (await stage.dispatch(a_job())).answer is Answer.ACCEPTED
 
 
 async def test_models_are_the_engines_where_none_are_configured() -> None:
