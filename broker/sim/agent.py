@@ -50,7 +50,8 @@ class Run:
 class Agent:
     """One life of an agent; a restart is a new one with a greater incarnation."""
 
-    def __init__(self, host: Host, *, model: str, incarnation: int) -> None:
+    def __init__(self, host: Host, *, models: tuple[str, ...], incarnation: int) -> None:
+        """Serve a model, and the adapters that follow it."""
         self.host = host
         self.incarnation = incarnation
         self.echo = 0
@@ -59,7 +60,7 @@ class Agent:
         self.ready_at_s = 0.0
         """When its engine serves: one that died takes a while to start anew."""
         self.runs: dict[str, Run] = {}
-        self._model = model
+        self._models = models
         self._sequence = 0
         self._summaries = 0
         self._finished: list[Finished] = []
@@ -164,7 +165,7 @@ class Agent:
             epoch=self.epoch,
             echo=self.echo,
             at_s=at_s,
-            models=(self._model,),
+            models=self._models,
             slots=profile.slots,
             ready=at_s >= self.ready_at_s,
             draining=self.draining,
@@ -198,6 +199,7 @@ class Agent:
             job.enqueued_at_s,
             run.started_at_s,
             "",
+            adapter=job.adapter,
         )
 
     def _summary(self) -> CacheSummary | None:

@@ -39,8 +39,11 @@ def check_books(
     for name, view in workers.items():
         _check_worker(view, by_worker[name])
     new_jobs = _check_dispatched(dispatched, leases, workers, policy)
-    for row, view in zip(policy.quotas, scheduler.views.rows(), strict=True):
+    rows = scheduler.views.rows()
+    for row, view in zip(policy.quotas, rows, strict=True):
         _check_row(row, view, list(leases.values()), new_jobs)
+    lent, borrowed = sum(row.lent_jobs for row in rows), sum(row.borrowed_jobs for row in rows)
+    require(lent == borrowed, f"{lent} seats are lent, {borrowed} borrowed")
     _check_pools(scheduler, list(leases.values()), workers)
     _check_queues(scheduler, list(leases.values()), waiting_jobs)
 
@@ -119,12 +122,23 @@ def _check_row(
         f"its leases are {len(mine)} of {tokens:g}",
     )
     require(view.queued_jobs >= 0, f"row {row.name} counts {view.queued_jobs} waiting jobs")
+    if row.inflight_jobs_max is not None:
+        lendable_jobs = math.floor(row.lendable_share * row.inflight_jobs_max)
+        lends = f"row {row.name} lends {view.lent_jobs} seats of {lendable_jobs}"
+        require(view.lent_jobs <= lendable_jobs, lends)
     if not any(matches(row, job) for job in new_jobs):
         return  # Adopted and corrected jobs may stand above a bound; nothing new goes then.
     jobs_max, tokens_max = view.inflight_jobs_max, row.inflight_tokens_max
+    seats = view.inflight_jobs - view.borrowed_jobs + view.lent_jobs
     require(
-        jobs_max is None or view.inflight_jobs <= jobs_max,
-        f"row {row.name} has {view.inflight_jobs} jobs of {jobs_max}",
+        jobs_max is None or seats <= jobs_max,
+        f"row {row.name} has {view.inflight_jobs} jobs, borrows {view.borrowed_jobs} seats, lends "
+        f"{view.lent_jobs}, and owns {jobs_max}",
+    )
+    ceiling_jobs = math.inf if jobs_max is None else row.ceiling_ratio * jobs_max
+    require(
+        view.inflight_jobs <= ceiling_jobs,
+        f"row {row.name} has {view.inflight_jobs} jobs, and {ceiling_jobs:g} at most with all lent",
     )
     require(
         tokens_max is None or view.inflight_tokens <= tokens_max + ROUNDING,

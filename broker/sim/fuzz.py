@@ -18,6 +18,7 @@ from broker.sim.checkers import Checkers
 from broker.sim.host import Host
 from broker.sim.mind import MindRouter
 from broker.sim.scenario import (
+    ADAPTERS,
     BLOCK_TOKENS,
     LAST_WISH_S,
     SEQUENCE_TOKENS_MAX,
@@ -127,10 +128,15 @@ class FuzzRun:
             network=scenario.network,
             terms=scenario.terms,
             observer=self,
+            adapters=self._adapters,
         )
         self.checkers.watch(self.router)
         self._log = log
         self._seen = xxhash.xxh3_64()
+
+    def _adapters(self, host: Host) -> tuple[str, ...]:
+        some = self.scenario.adapters
+        return ADAPTERS if host.profile is SOUND else some[host.number % len(some)]
 
     def run(self) -> None:
         """Run it. Raises Violation, or what the mind raises."""

@@ -94,8 +94,10 @@ class MindRouter:
         timer: Timer | None = None,
         terms: Mapping[int, Terms] | None = None,
         observer: Observer | None = None,
+        adapters: Callable[[Host], Sequence[str]] = lambda _: (),
     ) -> None:
         """With `timer`, the real seconds of each step are kept in `step_s`; `terms` by request."""
+        self._adapters = adapters
         self._world = world
         self._network = network
         self._policy = policy
@@ -234,7 +236,8 @@ class MindRouter:
 
     def _start_agent(self, host: Host, *, at_s: float) -> None:
         incarnation = round(at_s * 1000) + host.lives
-        agent = self.agents[host.name] = Agent(host, model=MODEL, incarnation=incarnation)
+        models = (MODEL, *self._adapters(host))
+        agent = self.agents[host.name] = Agent(host, models=models, incarnation=incarnation)
         stagger_s = self._network.heartbeat_s * self._rng.random()
         self._report(agent, at_s)
         self._world.call_at(at_s + stagger_s, partial(self._beat, agent))

@@ -35,6 +35,7 @@ SEQUENCE_TOKENS_MAX = PROMPT_TOKENS_MAX + OUTPUT_TOKENS_MAX
 """Every worker holds one such request at least: what fits nowhere is the caller's error."""
 
 LANES = ("acme", "beta", "crawl")
+ADAPTERS = ("law", "med")
 LAST_WISH_S = 12.0
 """Requests come, and things go wrong, within this time."""
 
@@ -87,6 +88,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     cancels: tuple[tuple[float, int], ...]
     """At which instant which request is cancelled, if it is there."""
     profiles: tuple[Profile, ...]
+    adapters: tuple[tuple[str, ...], ...]
+    """Of each worker, round and round."""
     policy: Policy
     network: Network
     faults: tuple[Fault, ...]
@@ -98,13 +101,24 @@ def draw(seed: int) -> Scenario:
     policy = replace(_policy(rng), breaker=_breaker(apart))
     requests = _requests(rng)
     profiles = tuple(_profile(rng) for _ in range(rng.randint(1, WORKERS_MAX)))
+    terms = _terms(rng, requests)
+    later = random.Random(f"adapters and lending {seed}")
+    asked = _asked_adapters(later, requests)
     return Scenario(
         seed=seed,
-        requests=requests,
-        terms=_terms(rng, requests),
+        requests=tuple(_seeded(request, asked.get(request.index, "")) for request in requests),
+        terms={
+            index: replace(terms.get(index, Terms()), adapter=asked.get(index, ""))
+            for index in sorted({*terms, *asked})
+        },
         cancels=_cancels(rng, requests),
         profiles=profiles,
-        policy=policy,
+        adapters=tuple(_served_adapters(later) for _ in range(2 * WORKERS_MAX)),
+        policy=replace(
+            policy,
+            quotas=(*policy.quotas, *_lending(later)),
+            adapters={MODEL: ADAPTERS} if _hits(later, 0.5) else {},
+        ),
         network=_network(rng, policy.leases),
         faults=tuple(sorted((*_faults(rng), *_spells(apart)), key=lambda fault: fault.at_s)),
     )
@@ -173,6 +187,20 @@ def _terms(rng: random.Random, requests: tuple[Request, ...]) -> dict[int, Terms
     return terms
 
 
+def _asked_adapters(rng: random.Random, requests: tuple[Request, ...]) -> dict[int, str]:
+    if _hits(rng, 0.6):
+        return {}
+    return {request.index: rng.choice(ADAPTERS) for request in requests if _hits(rng, 0.4)}
+
+
+def _seeded(request: Request, adapter: str) -> Request:
+    """Return it with a prefix of the adapter's own: adapters of one model share no hits."""
+    if not adapter:
+        return request
+    apart = 1_000_000_000 * (ADAPTERS.index(adapter) + 1)
+    return replace(request, blocks=tuple(apart + block for block in request.blocks))
+
+
 def _cancels(rng: random.Random, requests: tuple[Request, ...]) -> tuple[tuple[float, int], ...]:
     if _hits(rng, 0.5):
         return ()
@@ -194,6 +222,10 @@ def _profile(rng: random.Random) -> Profile:
         prefill_s=Curve(4e-3, rng.choice((5e-5, 2e-4)), 0.0),
         decode_s=Curve(rng.choice((5e-3, 12e-3)), 1e-2, 0.0),
     )
+
+
+def _served_adapters(rng: random.Random) -> tuple[str, ...]:
+    return tuple(adapter for adapter in ADAPTERS if _hits(rng, 0.5))
 
 
 def _network(rng: random.Random, leases: LeasePolicy) -> Network:
@@ -303,3 +335,20 @@ def _quotas(rng: random.Random) -> tuple[QuotaRow, ...]:
         QuotaRow(lane=lane, tokens_per_min=cost_tokens_max * rng.randint(60, 240)),
     )
     return tuple(row for row in rows if _hits(rng, 0.25))
+
+
+def _lending(rng: random.Random) -> list[QuotaRow]:
+    """Draw rows of lanes, or of bands, that lend each other seats."""
+    lanes = tuple((lane, None) for lane in LANES)
+    cohorts = [kind for kind in (lanes, ((None, 1), (None, 3))) if _hits(rng, 0.3)]
+    return [
+        QuotaRow(
+            lane=lane,
+            band=band,
+            inflight_jobs_max=rng.randint(1, 4),
+            lendable_share=rng.choice((0.0, 0.5, 1.0)),
+            ceiling_ratio=rng.choice((1.0, 1.5, 3.0)),
+        )
+        for cohort in cohorts
+        for lane, band in cohort
+    ]

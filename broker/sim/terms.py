@@ -18,6 +18,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     """After its arrival."""
     streamed: bool = False
     restart_visible: bool = False
+    adapter: str = ""
 
 
 def key_of(request: Request) -> str:
@@ -47,4 +48,5 @@ def spec_of(request: Request, terms: Terms | None, *, at_s: float) -> JobSpec:
         deadline_at_s=None if terms.deadline_s is None else at_s + terms.deadline_s,
         streamed=terms.streamed,
         restart_visible=terms.restart_visible,
+        adapter=terms.adapter,
     )

@@ -3,17 +3,27 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from broker.core.bands import Way
 from broker.core.breaker import Breaker
+from broker.core.cache_router import CacheAwareRouter
+from broker.core.decisions import Decision
 from broker.core.endings import Endings
+from broker.core.events import Event, JobSpec
 from broker.core.fleet import Fleet
 from broker.core.leases import Leases
+from broker.core.placement import Placement
 from broker.core.retries import Retries
+from broker.core.rows import Borrow, RowUsage
 from broker.core.state import Phase, Worker
-from broker.sim.fuzz import Found, fuzz_seed
+from broker.sim.fuzz import Found, FuzzRun, fuzz_seed
+from broker.sim.scenario import draw
 
 SEEDS = Path(__file__).with_name("seeds.txt")
 FRESH = range(10_000, 10_024)
@@ -61,6 +71,34 @@ def test_other_seeds_hold() -> None:
     found = [fuzz_seed(seed) for seed in FRESH]
     assert failures(found) == []
     assert sum(one.dispatches for one in found) > 20 * len(found)
+
+
+class Looking(FuzzRun):
+    """Notes which of the rarer things a run goes through."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(draw(seed))
+        self.seen: set[str] = set()
+
+    def stepped(self, event: Event | None, decisions: Sequence[Decision], at_s: float) -> None:
+        super().stepped(event, decisions, at_s)
+        scheduler = self.router.scheduler
+        if any(lease.job.adapter for lease in scheduler.leases()):
+            self.seen.add("adapter")
+        if any(row.borrowed_jobs for row in scheduler.views.rows()):
+            self.seen.add("borrowed seat")
+        ways = {way for pool in scheduler.views.pools() for _, way, _ in pool.work_tokens}
+        self.seen.update(map(str, ways))
+
+
+def test_runs_go_through_what_the_mind_can_do() -> None:
+    """Adapters, borrowed seats, claims, shares and aged jobs are met, not only drawn."""
+    seen: set[str] = set()
+    for seed in (1, 2, 3):
+        run = Looking(seed)
+        run.run()
+        seen |= run.seen
+    assert seen == {"adapter", "borrowed seat", *map(str, Way)}
 
 
 def test_the_same_seed_gives_the_same_digest_under_any_hash_seed() -> None:
@@ -131,6 +169,29 @@ def test_a_mind_that_feeds_sick_workers_is_noticed(monkeypatch: pytest.MonkeyPat
     """Nothing goes to a worker whose breaker is open."""
     monkeypatch.setattr(Breaker, "takes_new", property(lambda _: True))
     assert "failed its last jobs" in noticed()
+
+
+def test_a_mind_that_overlooks_adapters_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job with an adapter goes where that is served."""
+    place = CacheAwareRouter.place
+
+    def without(self: CacheAwareRouter, job: JobSpec, **fields: Any) -> Placement:
+        return place(self, replace(job, adapter=""), **fields)
+
+    monkeypatch.setattr(CacheAwareRouter, "place", without)
+    assert "does not serve its model or adapter" in noticed()
+
+
+def test_a_mind_that_borrows_what_nobody_lends_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond its own seats a row has those that others offer, and no more."""
+
+    def lacks_seat(usage: RowUsage, borrow: Borrow) -> bool:
+        return usage.seats_used >= usage.jobs_limit and not (borrow and usage.cohort is not None)
+
+    monkeypatch.setattr(RowUsage, "lacks_seat", lacks_seat)
+    assert "seats, lends" in noticed()
 
 
 def test_a_crash_of_the_mind_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ EXPLAINED = Explanation("first_token", (), "", 0, 0.0, 0.0, HeldBy.NOTHING)
 
 def an_agent(profile: Profile = BY_HAND) -> Agent:
     """Return an agent that has reported its empty cache."""
-    agent = Agent(Host(0, profile, journal=True), model=MODEL, incarnation=7)
+    agent = Agent(Host(0, profile, journal=True), models=(MODEL,), incarnation=7)
     agent.heartbeat(at_s=0.0)
     return agent
 
@@ -202,7 +202,7 @@ def test_reports_are_numbered_and_say_the_load() -> None:
 
 def test_the_first_summary_is_full_then_only_changes_are_told() -> None:
     """Full and empty at first; then what was stored since; nothing where nothing changed."""
-    agent = Agent(Host(0, BY_HAND, journal=True), model=MODEL, incarnation=1)
+    agent = Agent(Host(0, BY_HAND, journal=True), models=(MODEL,), incarnation=1)
     first = agent.heartbeat(at_s=0.0).summary
     assert first is not None
     assert (first.full, first.sequence, added(first)) == (True, 1, set())
