@@ -138,7 +138,7 @@ class LaneCounters:
     def bound(self, *, slack_tokens: float) -> float:
         """Tell what `gap` may be at most: U + Q + P + K·E."""
         errors = self.inflight_jobs_max * self.error_max
-        return self.cost_max + slack_tokens + self.passed_max + errors
+        return self.cost_max + slack_tokens + min(self.passed_max, DEBT_TOKENS_MAX) + errors
 
     def lined_up(self, lane: str, *, band: int) -> None:
         """Note one more job in line; a lane that wakes is lifted."""
