@@ -101,14 +101,14 @@ def test_a_lane_banks_nothing_while_its_jobs_rest() -> None:
     assert work[LANE] == pytest.approx(work["beta"], abs=400.0)
 
 
-def test_a_reload_without_a_change_moves_no_lane() -> None:
-    """Who is behind stays so, whoever is asked first."""
+def test_a_reload_moves_no_lane() -> None:
+    """All are lined up anew under other rows: who is behind stays so."""
     cluster, dispatch = one_slot(strict())
     cluster.hold_many(50, prefix="b", lane="beta", prompt_tokens=10_000)
     cluster.hold_many(50, prefix="a")
     went = run_all(cluster, dispatch, count=4)
     dispatch = of(Dispatch, cluster.decisions)[-1]
     before = cluster.scheduler.views.pools()
-    cluster.step(PolicyChanged(cluster.at_s, strict()))
+    cluster.step(PolicyChanged(cluster.at_s, strict(QuotaRow(lane="crawl", inflight_jobs_max=9))))
     assert cluster.scheduler.views.pools() == before
     assert lanes_of(went + run_all(cluster, dispatch, count=47)) == {LANE: 50, "beta": 1}
