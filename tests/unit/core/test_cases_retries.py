@@ -101,3 +101,18 @@ def test_failures_remembered_are_bounded_and_those_that_count_stay() -> None:
     assert kept[:2] == counted
     assert kept[-1] == busy[-1]
     assert remembered(counted) == counted
+
+
+def test_a_retry_keeps_its_place() -> None:
+    """It is as old as it was: it goes before those that came while it ran and rested."""
+    cluster = Cluster()
+    cluster.join("w1", slots=1)
+    dispatch = only(Dispatch, cluster.hold(a_spec("old", enqueued_at_s=cluster.at_s)))
+    cluster.wait(5.0)
+    cluster.fail(dispatch)
+    cluster.hold_many(3, prefix="new")
+    cluster.wait(2.0)
+    running = of(Dispatch, cluster.decisions)[-1]
+    assert running.key == "acme.new0"
+    again = only(Dispatch, cluster.end(running))
+    assert (again.key, again.enqueued_at_s) == ("acme.old", 1000.0)
