@@ -4,6 +4,7 @@ import asyncio
 import random
 import signal
 import time
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,9 +20,10 @@ from ops.chaos.checker import Strike
 from ops.chaos.engine import Mode
 from ops.chaos.history import Died, read_one
 from ops.chaos.plan import DIES_THERE, Fault, Kind
-from ops.chaos.setting import CHAT_BANDS, LEADER_TTL_S, MODEL, OFFLINE_LANE, ONLINE_LANE
+from ops.chaos.setting import CHAT_BANDS, LEADER_TTL_S, OFFLINE_LANE, ONLINE_LANE
 from ops.chaos.spy import Place
-from ops.chaos.stage import Stage
+from ops.chaos.stage import Stage, place_of
+from ops.cluster import ClusterError
 from ops.nats.server import NatsServer
 
 AIM_S_MAX = 5.0
@@ -42,6 +44,12 @@ FULL_BYTES = 1024
 """Bound of a stream that is to be full: below what it holds."""
 
 GARBAGE_BYTES_MAX = 2000
+
+HIT_S_MAX = 60.0
+"""How long a command of the cluster's owner may take."""
+
+HIT_TEXT_CHARS_MAX = 500
+"""Of what it said when it failed."""
 
 STREAMS = (
     f"KV_{subjects.LEADER_BUCKET}",
@@ -189,7 +197,7 @@ async def _kill_nats(stage: Stage, fault: Fault) -> Strike:
             end = server.stop if fault.kind is Kind.TERM_NATS else server.kill
             group.create_task(asyncio.to_thread(end))
     await asyncio.sleep(fault.for_s)
-    await nodes.start(struck, stage.cluster.mark)
+    await nodes.start(struck, stage.mark)
     return _told(fault, " ".join(server.options.name for server in struck), at_s)
 
 
@@ -268,20 +276,25 @@ async def _spoil_engine(stage: Stage, fault: Fault) -> Strike:
 async def _send_garbage(stage: Stage, fault: Fault) -> Strike:
     """Send what is no message wherever one is awaited; what is stored must end like a job."""
     at_s, rng = time.time(), random.Random(fault.pick)
-    queue = subjects.jobs(ONLINE_LANE, rng.choice(CHAT_BANDS), MODEL)
-    worker = rng.choice(stage.workers)
-    addresses = (
-        subjects.work(worker),
-        subjects.heartbeat(worker),
-        subjects.worker_note(worker),
-        subjects.INVENTORY,
-        subjects.queue_state(ONLINE_LANE),
-        subjects.cluster_control("workers"),
-        subjects.lane_control(ONLINE_LANE, "cancel"),
-        subjects.out(ONLINE_LANE, rng.choice(stage.chatters), "nobody"),
-    )
+    load = stage.load
+    queue = subjects.jobs(load.online, rng.choice(CHAT_BANDS), load.model)
+    addresses = [
+        subjects.lane_control(load.online, "cancel"),
+        subjects.out(load.online, rng.choice(stage.chatters), "nobody"),
+    ]
+    if stage.is_own:
+        worker = rng.choice(stage.workers)
+        addresses += [
+            subjects.work(worker),
+            subjects.heartbeat(worker),
+            subjects.worker_note(worker),
+            subjects.INVENTORY,
+            subjects.queue_state(load.online),
+            subjects.cluster_control("workers"),
+        ]
     with suppress(BusError):
-        await stage.bus.append(queue, rng.randbytes(rng.randint(0, GARBAGE_BYTES_MAX)))
+        stored = await stage.bus.append(queue, rng.randbytes(rng.randint(0, GARBAGE_BYTES_MAX)))
+        stage.garbage.add(place_of(stored.stream, stored.sequence))
         for address in addresses:
             await stage.bus.publish(address, rng.randbytes(rng.randint(0, GARBAGE_BYTES_MAX)))
     return _told(fault, "", at_s)
@@ -310,6 +323,29 @@ def _spec(stage: Stage, name: str) -> StreamSpec:
 async def _bounded(stage: Stage, spec: StreamSpec) -> None:
     with suppress(BusError):
         await stage.bus.ensure_stream(spec)
+
+
+# ---- what others run ----
+
+
+async def _hit(stage: Stage, fault: Fault) -> Strike:
+    """Run a command of the cluster's owner. Raises ClusterError when it fails."""
+    hit, at_s = _picked(fault, stage.hits), time.time()
+    process = await asyncio.create_subprocess_shell(
+        hit.command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
+    )
+    try:
+        async with asyncio.timeout(HIT_S_MAX):
+            _, said = await process.communicate()
+    except BaseException:
+        with suppress(ProcessLookupError):
+            process.kill()
+        raise
+    if process.returncode:
+        text = said.decode(errors="replace").strip()[-HIT_TEXT_CHARS_MAX:]
+        message = f"`{hit.command}` ended with code {process.returncode}: {text}"
+        raise ClusterError(message)
+    return _told(fault, hit.name, at_s)
 
 
 DEEDS: dict[Kind, Callable[[Stage, Fault], Coroutine[None, None, Strike]]] = {
@@ -344,5 +380,6 @@ DEEDS: dict[Kind, Callable[[Stage, Fault], Coroutine[None, None, Strike]]] = {
     Kind.MALFORMED: _send_garbage,
     Kind.FULL_RESULTS: _fill,
     Kind.FULL_JOBS: _fill,
+    Kind.HIT_YOURS: _hit,
 }
 """How each kind is carried out."""

@@ -119,17 +119,21 @@ def recoveries_s(history: Sequence[HistoryEvent], strikes: Sequence[Strike]) -> 
 
     Of a worker's fault: until the last job that it held was dispatched again or had ended, counted
     from the fault. Of a leader's that cost it the lead: until the first order of a later epoch,
-    counted from the fault. Of all others: until the first record after the fault was over.
+    counted from the fault. Of all others: until the first record after the fault was over; where
+    records are written by others, until a producer was told of one.
     """
     found: dict[int, float] = {}
+    seen = any(isinstance(event, Recorded) for event in history)
     for strike in strikes:
-        recovery_s = _recovery_s(history, strike)
+        recovery_s = _recovery_s(history, strike, end=Recorded if seen else Told)
         if recovery_s is not None:
             found[strike.number] = recovery_s
     return found
 
 
-def _recovery_s(history: Sequence[HistoryEvent], strike: Strike) -> float | None:
+def _recovery_s(
+    history: Sequence[HistoryEvent], strike: Strike, *, end: type[Recorded | Told]
+) -> float | None:
     before, after = since(history, strike.at_s)
     if strike.kind in _WORKER_KINDS:
         recovery_s = until_all_go_on(after, held_by(before, strike.member), strike.at_s)
@@ -140,9 +144,7 @@ def _recovery_s(history: Sequence[HistoryEvent], strike: Strike) -> float | None
         at_s = next(later, None)
         return None if at_s is None else at_s - strike.at_s
     ends = (
-        event.at_s
-        for event in after
-        if isinstance(event, Recorded) and event.at_s >= strike.over_at_s
+        event.at_s for event in after if isinstance(event, end) and event.at_s >= strike.over_at_s
     )
     at_s = next(ends, None)
     return None if at_s is None else at_s - strike.over_at_s

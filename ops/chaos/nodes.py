@@ -75,8 +75,10 @@ async def start(servers: list[NatsServer], environment: Mapping[str, str]) -> No
 class Link:
     """What lies between one process and the servers: a proxy for each."""
 
-    def __init__(self, ports: list[int]) -> None:
-        self._proxies = [Proxy(port) for port in ports]
+    def __init__(self, addresses: list[tuple[str, int]], *, login: str = "") -> None:
+        """Lead to these hosts and ports. `login` is what stands before the host, `user:word@`."""
+        self._proxies = [Proxy(port, host=host) for host, port in addresses]
+        self._login = login
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -90,7 +92,8 @@ class Link:
     @property
     def url(self) -> str:
         """Where its process connects."""
-        return ",".join(proxy.url for proxy in self._proxies)
+        urls = (proxy.url.replace("://", f"://{self._login}", 1) for proxy in self._proxies)
+        return ",".join(urls)
 
     def sever(self) -> None:
         """Cut it until `mend`."""

@@ -51,6 +51,8 @@ class Kind(StrEnum):
     MALFORMED = "malformed"
     FULL_RESULTS = "full_results"
     FULL_JOBS = "full_jobs"
+    HIT_YOURS = "hit_yours"
+    """In a cluster of others: one of the commands that its owner gave."""
 
 
 OF_SEVERAL_SERVERS = frozenset({Kind.KILL_STREAM_NATS, Kind.KILL_META_NATS})
@@ -59,7 +61,18 @@ OF_SEVERAL_SERVERS = frozenset({Kind.KILL_STREAM_NATS, Kind.KILL_META_NATS})
 
 def kinds_of(nats_nodes: int) -> tuple[Kind, ...]:
     """List what can be done to a cluster of so many message servers."""
-    return tuple(kind for kind in Kind if nats_nodes > 1 or kind not in OF_SEVERAL_SERVERS)
+    own = (kind for kind in Kind if kind is not Kind.HIT_YOURS)
+    return tuple(kind for kind in own if nats_nodes > 1 or kind not in OF_SEVERAL_SERVERS)
+
+
+IN_OTHERS_CLUSTER = (
+    Kind.KILL_PRODUCER,
+    Kind.TERM_PRODUCER,
+    Kind.PAUSE_PRODUCER,
+    Kind.CUT_PRODUCER,
+    Kind.MALFORMED,
+)
+"""What can be done in a cluster that others run, without touching what is theirs."""
 
 
 DURATION_S: dict[Kind, tuple[float, float]] = {

@@ -1,6 +1,6 @@
 """A producer of a chaos run: chats or batches, through the project's own client, until told to end.
 
-    python -m ops.chaos.producer FOLDER NAME chats|batches URL
+    python -m ops.chaos.producer FOLDER NAME chats|batches URL LANE MODEL
 
 It may be killed at any moment and started again: its history tells it which jobs were submitted and
 have not ended, and it takes those up under their own ids before it makes new ones.
@@ -33,8 +33,6 @@ from ops.chaos.setting import (
     CHAT_BANDS,
     CHATS_AT_ONCE,
     MODEL,
-    OFFLINE_LANE,
-    ONLINE_LANE,
 )
 from ops.chaos.spy import Spy, a_spy
 from producers.batch.plan import Plan, default_errors
@@ -58,6 +56,15 @@ CONFIG = ClientConfig(watchdog_s=5.0, watchdog_s_max=20.0)
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Aim:
+    """Where a producer's jobs go."""
+
+    url: str
+    lane: str
+    model: str
+
+
 def stop_file(folder: Path) -> Path:
     """Name the file that tells all producers to make no new jobs."""
     return folder / "stop"
@@ -70,6 +77,7 @@ class _Chats:
     folder: Path
     spy: Spy
     client: Client
+    model: str
     left: list[str]
     """Chats of an earlier life."""
     next_number: int
@@ -105,8 +113,9 @@ class _Chats:
                 return
 
     async def _once(self, name: str, *, known: bool) -> TerminalRecord:
-        body, wish = chat_of(name)
-        job = build_job(body, wish, lane=ONLINE_LANE, client=self.spy.name, offer=self.client.offer)
+        body, wish = chat_of(name, model=self.model)
+        lane = self.client.lane
+        job = build_job(body, wish, lane=lane, client=self.spy.name, offer=self.client.offer)
         ticket = await self.client.submit_job(job, known=known, queue_full_wait_s=60.0)
         if job.stream:
             await self._read(ticket)
@@ -119,21 +128,21 @@ class _Chats:
             if chunk.attempt is None:
                 continue
             if latest is not None and chunk.attempt < latest and not chunk.whole:
-                key = job_key(ONLINE_LANE, ticket.job_id)
+                key = job_key(self.client.lane, ticket.job_id)
                 self.spy.pen.write(Mixed(at_s=time.time(), job=key, by=self.spy.name))
             latest = chunk.attempt
 
     def _tell(self, record: TerminalRecord) -> None:
-        key = job_key(ONLINE_LANE, record.job)
+        key = job_key(self.client.lane, record.job)
         self.spy.pen.write(
             Told(at_s=time.time(), job=key, by=self.spy.name, kind=record.kind.value)
         )
 
 
-def chat_of(name: str) -> tuple[dict[str, object], Wish]:
+def chat_of(name: str, *, model: str = MODEL) -> tuple[dict[str, object], Wish]:
     """Make the chat of a name: always the same one."""
     rng = random.Random(name)
-    body = _chat_body(rng)
+    body = _chat_body(rng, model)
     wish = Wish(
         job_id=name,
         band=rng.choice(CHAT_BANDS),
@@ -144,10 +153,10 @@ def chat_of(name: str) -> tuple[dict[str, object], Wish]:
     return body, wish
 
 
-def _chat_body(rng: random.Random) -> dict[str, object]:
+def _chat_body(rng: random.Random, model: str) -> dict[str, object]:
     words = " ".join(rng.choice(("why", "how", "when", "who")) for _ in range(rng.randint(5, 60)))
     return {
-        "model": MODEL,
+        "model": model,
         "messages": [{"role": "user", "content": words}],
         "max_tokens": rng.randint(2, 8),
     }
@@ -170,10 +179,10 @@ def _unfinished(spy: Spy) -> tuple[list[str], int]:
     return list(names), next_number
 
 
-async def _chats(folder: Path, spy: Spy, url: str, leaving: asyncio.Event) -> None:
+async def _chats(folder: Path, spy: Spy, aim: _Aim, leaving: asyncio.Event) -> None:
     left, next_number = _unfinished(spy)
-    async with _client(spy, url, ONLINE_LANE, spy.name) as client:
-        chats = _Chats(folder, spy, client, left, next_number, leaving)
+    async with _client(spy, aim.url, aim.lane, spy.name) as client:
+        chats = _Chats(folder, spy, client, aim.model, left, next_number, leaving)
         _say_ready()
         work = asyncio.create_task(chats.run())
         watch = asyncio.create_task(leaving.wait())
@@ -184,21 +193,19 @@ async def _chats(folder: Path, spy: Spy, url: str, leaving: asyncio.Event) -> No
         await asyncio.gather(work, watch, return_exceptions=True)
 
 
-async def _batches(folder: Path, spy: Spy, url: str, leaving: asyncio.Event) -> None:
+async def _batches(folder: Path, spy: Spy, aim: _Aim, leaving: asyncio.Event) -> None:
     """Run one batch after another; one that was begun is gone on with."""
     _say_ready()
     number = 0
     while not leaving.is_set():
-        plan = _batch(folder, number)
+        plan = _batch(folder, number, aim.lane)
         if not _is_begun(plan):
             if stop_file(folder).exists():
                 return
-            _write_lines(Path(plan.input))
-
+            _write_lines(Path(plan.input), aim.model)
+        client = partial(_client, spy, aim.url, aim.lane)
         try:
-            report = await run_batch(
-                plan, partial(_client, spy, url, OFFLINE_LANE), stop=leaving, tally=Tally()
-            )
+            report = await run_batch(plan, client, stop=leaving, tally=Tally())
         except ProducerError as error:
             _log.warning("batch goes on", number=number, error=str(error))
             await asyncio.sleep(AGAIN_S)
@@ -206,28 +213,28 @@ async def _batches(folder: Path, spy: Spy, url: str, leaving: asyncio.Event) -> 
             number += not report.interrupted
 
 
-def batches(folder: Path) -> list[Plan]:
+def batches(folder: Path, lane: str) -> list[Plan]:
     """List the batches that were begun in a folder."""
     numbers = range(len(list(folder.glob("batch-*.in.jsonl"))))
-    return [_batch(folder, number) for number in numbers]
+    return [_batch(folder, number, lane) for number in numbers]
 
 
 def _is_begun(plan: Plan) -> bool:
     return Path(plan.input).exists()
 
 
-def _batch(folder: Path, number: int) -> Plan:
+def _batch(folder: Path, number: int, lane: str) -> Plan:
     output = folder / f"batch-{number}.out.jsonl"
     return Plan(
         input=str(folder / f"batch-{number}.in.jsonl"),
         output=output,
         errors=default_errors(output),
-        lane=OFFLINE_LANE,
+        lane=lane,
         concurrency=BATCH_CONCURRENCY,
     )
 
 
-def _write_lines(path: Path) -> None:
+def _write_lines(path: Path, model: str) -> None:
     rng = random.Random(path.name)
     lines = [
         orjson.dumps(
@@ -235,7 +242,7 @@ def _write_lines(path: Path) -> None:
                 "custom_id": f"{path.stem}-{number}",
                 "method": "POST",
                 "url": "/v1/chat/completions",
-                "body": _chat_body(rng),
+                "body": _chat_body(rng, model),
             }
         )
         for number in range(BATCH_LINES)
@@ -261,19 +268,19 @@ def _say_ready() -> None:
     sys.stdout.flush()
 
 
-async def _serve(folder: Path, name: str, what: str, url: str) -> None:
+async def _serve(folder: Path, name: str, what: str, aim: _Aim) -> None:
     leaving = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, leaving.set)
     spy = a_spy(folder=folder, name=name)
-    await (_batches if what == BATCH_PRODUCER else _chats)(folder, spy, url, leaving)
+    await (_batches if what == BATCH_PRODUCER else _chats)(folder, spy, aim, leaving)
 
 
 def main() -> None:
     """Produce until stopped."""
-    folder, name, what, url = sys.argv[1:]
+    folder, name, what, url, lane, model = sys.argv[1:]
     logs.set_up(producer=name)
-    uvloop.run(_serve(Path(folder), name, what, url))
+    uvloop.run(_serve(Path(folder), name, what, _Aim(url, lane, model)))
 
 
 if __name__ == "__main__":

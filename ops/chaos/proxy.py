@@ -8,10 +8,10 @@ CHUNK_BYTES = 65_536
 
 
 class Proxy:
-    """Forwards to a port on loopback, until told otherwise."""
+    """Forwards to a port, on loopback where no host is named, until told otherwise."""
 
-    def __init__(self, target_port: int) -> None:
-        self._target_port = target_port
+    def __init__(self, target_port: int, *, host: str = "127.0.0.1") -> None:
+        self._target = (host, target_port)
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -85,7 +85,7 @@ class Proxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+            up_reader, up_writer = await asyncio.open_connection(*self._target)
         except OSError:
             writer.transport.abort()
             return

@@ -18,6 +18,10 @@ SHOWN_MAX = 20
 """Of each kind of finding, so many are named in the report."""
 
 
+UNSEEN = ("reruns", "reruns_unexplained", "rerun_reasons", "quota_overshoots", "steps")
+"""Figures of what only workers and brokers of ours tell: null where they are another's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What a run is judged by."""
@@ -27,6 +31,8 @@ class Judgement:
     not_calm: tuple[int, ...] = ()
     """Faults after which the cluster did not come back."""
     interrupted: bool = False
+    is_others: bool = False
+    """It was a cluster of others: what its workers and brokers did is not known."""
 
     @property
     def is_ok(self) -> bool:
@@ -41,7 +47,7 @@ def report(
     """Put the figures together. Times in seconds."""
     verdict = judgement.verdict
     recoveries = recoveries_s(events, outcome.strikes)
-    return {
+    figures: dict[str, object] = {
         "jobs": verdict.jobs,
         "lost": len(verdict.lost),
         "duplicate_results": len(verdict.duplicate_results),
@@ -84,6 +90,9 @@ def report(
             "out_of_fence": verdict.out_of_fence[:SHOWN_MAX],
         },
     }
+    if judgement.is_others:
+        figures |= dict.fromkeys(UNSEEN)
+    return figures
 
 
 def _spread(seconds: Iterable[float]) -> dict[str, float]:
@@ -115,11 +124,7 @@ def told(judgement: Judgement, recovery_s: object) -> list[str]:
             f"{verdict.jobs} jobs accepted: {len(verdict.lost)} lost, "
             f"{len(verdict.duplicate_results)} with a second result, {len(verdict.stuck)} stuck."
         ),
-        (
-            f"{len(verdict.reruns)} ran again, {len(verdict.unexplained)} of them without a reason;"
-            f" {len(verdict.overshoots)} quota rows overshot, {len(verdict.out_of_fence)} jobs "
-            "taken from a leader of the past."
-        ),
+        _runs_told(judgement),
         f"Recovery: {recovery_s} s.",
     ]
     findings = (
@@ -134,6 +139,20 @@ def told(judgement: Judgement, recovery_s: object) -> list[str]:
         lines += [f"  {name}: {_one(one)}" for one in found[:3]]
     lines += [f"  not calm again: after fault {number}" for number in judgement.not_calm]
     return [*lines, *bounds.told(judgement.times)]
+
+
+def _runs_told(judgement: Judgement) -> str:
+    verdict = judgement.verdict
+    if judgement.is_others:
+        return (
+            f"{len(verdict.out_of_fence)} streams mixed attempts. Which jobs ran again and whether "
+            "quotas held is not seen from outside."
+        )
+    return (
+        f"{len(verdict.reruns)} ran again, {len(verdict.unexplained)} of them without a reason;"
+        f" {len(verdict.overshoots)} quota rows overshot, {len(verdict.out_of_fence)} jobs "
+        "taken from a leader of the past."
+    )
 
 
 def _one(found: object) -> str:

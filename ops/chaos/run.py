@@ -2,33 +2,28 @@
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
-import msgspec
 import orjson
 import structlog
 
-from broker.bus.base import Bus, BusError
-from broker.wire import codec, subjects
-from broker.wire.ids import BANDS, job_key
-from broker.wire.messages import Job
+from broker.bus.base import BusError
 from ops.chaos import faults, history
 from ops.chaos.bounds import timed
 from ops.chaos.checker import Remains, Strike, check
 from ops.chaos.crowd import Crowd
-from ops.chaos.plan import Fault, Kind, kinds_of, plan
+from ops.chaos.joined import JoinedStage
+from ops.chaos.local import LocalStage
+from ops.chaos.plan import Kind, kinds_of, plan
 from ops.chaos.plants import Plant
-from ops.chaos.producer import batches
+from ops.chaos.remains import queued, remains
 from ops.chaos.report import Judgement, report
-from ops.chaos.setting import OFFLINE_LANE, ONLINE_LANE, ROWS, Setting
+from ops.chaos.setting import ROWS, Hit, Load, Setting
 from ops.chaos.stage import Stage
-from producers.batch.errors import BatchError
-from producers.batch.plan import Plan
-from producers.batch.state import read_identity
 
 INFLIGHT_JOBS_MIN = 50
 """Jobs that are to run when a fault comes."""
@@ -43,12 +38,7 @@ PATIENCE_S = 75.0
 """At the end, jobs that are left are stuck when none has ended for so long: a message whose keeper
 died comes again after `ack_wait_s`, 60 s."""
 
-READ_S_MAX = 30.0
-"""Longest wait until what remains can be read: three servers may have to elect leaders first."""
-
 LOOK_S = 0.5
-
-LANES = (ONLINE_LANE, OFFLINE_LANE)
 
 _log = structlog.get_logger(__name__)
 
@@ -68,6 +58,11 @@ class Options:
     patience_s: float = PATIENCE_S
     plant: Plant | None = None
     kinds: tuple[Kind, ...] = kinds_of(1)
+    url: str = ""
+    """Where a cluster is that is joined; empty: one of our own is started."""
+    load: Load = field(default_factory=Load)
+    hits: tuple[Hit, ...] = ()
+    """What else is done there, by commands of its owner."""
 
 
 @dataclass(slots=True)
@@ -108,13 +103,7 @@ async def run(options: Options, *, show: Show) -> Outcome:
     """
     progress = Progress(options.faults)
     outcome = Outcome()
-    stage = Stage(
-        options.folder,
-        brokers=options.brokers,
-        workers=options.workers,
-        nats_nodes=options.nats_nodes,
-        plant=options.plant,
-    )
+    stage = _stage(options)
     outcome.crowd = stage.crowd
     show(progress)
     async with stage:
@@ -127,8 +116,20 @@ async def run(options: Options, *, show: Show) -> Outcome:
             outcome.interrupted = True
             _uncancel()
             await stage.restore_servers()
-        outcome.remains = await _remains(stage, options)
+        outcome.remains = await remains(stage)
     return outcome
+
+
+def _stage(options: Options) -> Stage:
+    if options.url:
+        return JoinedStage(options.folder, url=options.url, load=options.load, hits=options.hits)
+    return LocalStage(
+        options.folder,
+        brokers=options.brokers,
+        workers=options.workers,
+        nats_nodes=options.nats_nodes,
+        plant=options.plant,
+    )
 
 
 def _uncancel() -> None:
@@ -144,8 +145,9 @@ async def _strike_all(
     for fault in plan(options.seed, options.faults, kinds=options.kinds):
         progress.stage = f"before {fault.kind}"
         show(progress)
+        least = INFLIGHT_JOBS_MIN if stage.is_own else 1  # Others may have fewer slots.
         await stage.heard.until(
-            lambda: _shown(stage, progress, show) >= INFLIGHT_JOBS_MIN, timeout_s=BUSY_S_MAX
+            partial(_is_busy, stage, progress, show, least), timeout_s=BUSY_S_MAX
         )
         outcome.inflight.append(stage.heard.inflight())
         progress.fault = progress.stage = fault.kind.value
@@ -166,6 +168,10 @@ async def _strike_all(
         )
 
 
+def _is_busy(stage: Stage, progress: Progress, show: Show, least: int) -> bool:
+    return _shown(stage, progress, show) >= least
+
+
 def _shown(stage: Stage, progress: Progress, show: Show) -> int:
     progress.ends, progress.inflight = stage.heard.ends, stage.heard.inflight()
     show(progress)
@@ -177,11 +183,10 @@ async def _calm(stage: Stage, struck: Strike, *, ends_min: int) -> bool:
 
     One end may have been on its way for long; as many as were in flight may not.
     """
-    ends, workers = stage.heard.ends, len(stage.workers)
+    ends = stage.heard.ends
     return await stage.heard.until(
         lambda: (
-            stage.heard.ready(since_s=struck.over_at_s) == workers
-            and stage.heard.ends >= ends + ends_min
+            stage.has_recovered(since_s=struck.over_at_s) and stage.heard.ends >= ends + ends_min
         ),
         timeout_s=CALM_S_MAX,
     )
@@ -194,99 +199,23 @@ async def _until_quiet(stage: Stage, patience_s: float, progress: Progress, show
     while time.monotonic() < seen_at_s + patience_s:
         _shown(stage, progress, show)
         try:
-            queued = await _queued(stage.bus)
+            # What others have in their queues is not waited for.
+            left = await queued(stage.bus, stage.load) if stage.is_own else frozenset[str]()
         except BusError as error:  # An election: look again.
             _log.warning("streams can't be read now", error=str(error))
-            queued = frozenset[str]({"?"})
-        if not queued and not any(stage.member(name).running for name in stage.producers):
+            left = frozenset[str]({"?"})
+        if not left and not any(stage.member(name).running for name in stage.producers):
             return
-        if (len(queued), stage.heard.ends) != seen:
-            seen, seen_at_s = (len(queued), stage.heard.ends), time.monotonic()
+        if (len(left), stage.heard.ends) != seen:
+            seen, seen_at_s = (len(left), stage.heard.ends), time.monotonic()
         await asyncio.sleep(LOOK_S)
-
-
-async def _queued(bus: Bus) -> frozenset[str]:
-    """Name the jobs whose message is in its stream; of garbage, its place."""
-    found: set[str] = set()
-    for lane in LANES:
-        for name in sorted({subjects.jobs_stream(lane, band) for band in BANDS}):
-            async for stored in bus.messages(name):
-                try:
-                    found.add(job_key(lane, codec.decode(stored.data, Job).id))
-                except codec.MalformedMessage:
-                    found.add(f"{name}.{stored.sequence}")
-    return frozenset(found)
-
-
-async def _remains(stage: Stage, options: Options) -> Remains:
-    """Read what stands, trying until the server answers. Raises BusError."""
-    gives_up_at_s = time.monotonic() + READ_S_MAX
-    while True:
-        try:
-            recorded, queued = await _recorded(stage.bus), await _queued(stage.bus)
-        except BusError:
-            if time.monotonic() > gives_up_at_s:
-                raise
-            await asyncio.sleep(LOOK_S)
-        else:
-            lost, doubled = lines(batches(options.folder), queued)
-            return Remains(recorded, queued, lost, doubled)
-
-
-async def _recorded(bus: Bus) -> dict[str, int]:
-    """Count terminal records by job."""
-    recorded: Counter[str] = Counter()
-    for lane in LANES:
-        prefix = subjects.result(lane, "")
-        async for stored in bus.messages(subjects.results_stream(lane)):
-            recorded[job_key(lane, stored.subject.removeprefix(prefix))] += 1
-    return dict(recorded)
-
-
-class _Line(msgspec.Struct):
-    custom_id: str
-
-
-def lines(
-    plans: Sequence[Plan], queued: Collection[str] = ()
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Compare batches' lines with their results: those without one, and those with several.
-
-    A line whose job is still in `queued` is not lost: that job is stuck.
-    """
-    lost: list[str] = []
-    doubled: list[str] = []
-    for one in plans:
-        had = Counter([*_ids(one.output), *_ids(one.errors)])
-        doubled += sorted(name for name, count in had.items() if count > 1)
-        keys = _keys(one)
-        lost += [name for name in keys if name not in had and keys[name] not in queued]
-    return tuple(lost), tuple(doubled)
-
-
-def _keys(batch: Plan) -> dict[str, str]:
-    """Name the job of each line; they have none when the batch was never begun."""
-    names = _ids(Path(batch.input))
-    try:
-        identity = read_identity(batch.output)
-    except BatchError:
-        return dict.fromkeys(names, "")
-    ids = (identity.job_id(number, 0) for number in range(1, len(names) + 1))
-    return {name: job_key(batch.lane, job_id) for name, job_id in zip(names, ids, strict=True)}
-
-
-def _ids(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    return [
-        msgspec.json.decode(line, type=_Line).custom_id for line in path.read_bytes().splitlines()
-    ]
 
 
 def judge(options: Options, outcome: Outcome) -> tuple[Judgement, dict[str, object]]:
     """Read the histories, judge them, and put the report together."""
     events = history.read(options.folder)
-    verdict = check(events, outcome.strikes, outcome.remains, rows=ROWS)
+    rows = () if options.url else ROWS
+    verdict = check(events, outcome.strikes, outcome.remains, rows=rows)
     times = timed(
         events,
         outcome.strikes,
@@ -294,13 +223,12 @@ def judge(options: Options, outcome: Outcome) -> tuple[Judgement, dict[str, obje
         loaded_until_s=outcome.loaded_until_s,
         crowd=outcome.crowd.share,
     )
-    judgement = Judgement(verdict, times, tuple(outcome.not_calm), outcome.interrupted)
+    judgement = Judgement(
+        verdict, times, tuple(outcome.not_calm), outcome.interrupted, is_others=bool(options.url)
+    )
     return judgement, report(options, outcome, judgement, events)
 
 
 def write(path: Path, figures: dict[str, object]) -> None:
     """Write a report. Raises OSError."""
     path.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2) + b"\n")
-
-
-__all__ = ["Fault", "Options", "Outcome", "Progress", "judge", "lines", "run", "write"]

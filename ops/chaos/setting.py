@@ -1,5 +1,6 @@
 """The cluster of a chaos run: its lanes, its quotas, its load, its configuration files."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -13,6 +14,7 @@ CHAT_BANDS = (1, 2)
 
 BATCH_PRODUCER = "batches"
 CHAT_PRODUCER = "chats"
+CHAT_PRODUCERS = 2
 
 ONLINE_JOBS_MAX = 56
 OFFLINE_JOBS_MAX = 32
@@ -92,6 +94,43 @@ engine = "fake"
 slots = {slots}
 models = {{ "{model}" = "{model}" }}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Where the load goes, and who brings it."""
+
+    online: str = ONLINE_LANE
+    offline: str = OFFLINE_LANE
+    model: str = MODEL
+    prefix: str = ""
+    """Of the producers' names, and so of chats' ids: among others' jobs it must be a run's own."""
+
+    @property
+    def chatters(self) -> list[str]:
+        """Name the producers of chats."""
+        return [f"{self.prefix}{CHAT_PRODUCER}-{number + 1}" for number in range(CHAT_PRODUCERS)]
+
+    @property
+    def batcher(self) -> str:
+        """Name the producer of batches."""
+        return f"{self.prefix}{BATCH_PRODUCER}"
+
+    def command(self, name: str, *, folder: Path, url: str) -> tuple[str, ...]:
+        """Tell how the producer of this name is started."""
+        is_batch = name == self.batcher
+        what, lane = (BATCH_PRODUCER, self.offline) if is_batch else (CHAT_PRODUCER, self.online)
+        flags = (str(folder), name, what, url, lane, self.model)
+        return (sys.executable, "-m", "ops.chaos.producer", *flags)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What the owner of a cluster lets be done to it."""
+
+    name: str
+    command: str
+    """For the shell; the owner's own means start again what it ends."""
 
 
 @dataclass(frozen=True, slots=True)

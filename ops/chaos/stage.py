@@ -1,21 +1,21 @@
-"""The stage of a chaos run: a local cluster of real processes, each behind a link that can be cut.
+"""The stage of a chaos run: processes of its own, each behind a link that can be cut.
 
-Beside the cluster stand an observer's connection, which no fault touches but those of the server,
-and what it hears: who is in flight where, who leads, what has ended.
+Beside them stand an observer's connection, which no fault touches but those of the server, and what
+it hears: who is in flight where, what has ended. `local` is a whole cluster, `joined` the producers
+alone, in a cluster that others run.
 """
 
 import asyncio
 import signal
-import sys
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from broker.bus.base import Bus, BusError, Message, NotFound
-from broker.bus.nats import connect
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, decode_out
 from broker.wire.messages import End, Heartbeat, Leader, StoredEnd
@@ -23,14 +23,11 @@ from ops.chaos import nodes
 from ops.chaos.crowd import Crowd
 from ops.chaos.engine import mode_file
 from ops.chaos.nodes import Link
-from ops.chaos.plants import Plant
 from ops.chaos.producer import stop_file
-from ops.chaos.setting import BATCH_PRODUCER, CHAT_PRODUCER, Setting, write_config
+from ops.chaos.setting import Hit, Load, Setting
 from ops.chaos.spy import Place, orders_file, standing_file
-from ops.chaos.worker import NO_PLANT
-from ops.cluster import LocalCluster, Member
-
-CHAT_PRODUCERS = 2
+from ops.cluster import Member
+from ops.nats.server import NatsServer
 
 FRESH_S = 3.0
 """A worker that was heard within this is there."""
@@ -72,32 +69,31 @@ class Heard:
         return True
 
 
-class Stage:
+def place_of(stream: str, sequence: int) -> str:
+    """Name garbage by where it is stored."""
+    return f"{stream}.{sequence}"
+
+
+class Stage(ABC):
     """The processes of a run, by name, and all that a fault may touch."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        brokers: int,
-        workers: int,
-        nats_nodes: int = 1,
-        plant: Plant | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, *, setting: Setting, load: Load) -> None:
         """Prepare; nothing runs yet."""
         self.folder = folder
-        self.servers = nodes.make_servers(folder, nats_nodes)
-        self.setting = Setting.of(nats_nodes)
-        self.cluster = LocalCluster(folder, server=self.servers[0])
-        self.brokers = [f"broker-{number + 1}" for number in range(brokers)]
-        self.workers = [f"worker-{number + 1}" for number in range(workers)]
-        self.chatters = [f"{CHAT_PRODUCER}-{number + 1}" for number in range(CHAT_PRODUCERS)]
-        self.producers = [*self.chatters, BATCH_PRODUCER]
+        self.setting = setting
+        self.load = load
+        self.servers: list[NatsServer] = []
+        self.brokers: list[str] = []
+        self.workers: list[str] = []
+        self.chatters = load.chatters
+        self.producers = [*load.chatters, load.batcher]
+        self.hits: tuple[Hit, ...] = ()
+        self.garbage: set[str] = set()
+        """Places of what was stored as jobs and is none."""
         self.links: dict[str, Link] = {}
         self.heard = Heard()
         self.crowd = Crowd()
         self._members: dict[str, Member] = {}
-        self._plant = plant.value if plant else NO_PLANT
         self._stack = AsyncExitStack()
         self._bus: Bus | None = None
 
@@ -107,24 +103,23 @@ class Stage:
         assert self._bus is not None, "not open"
         return self._bus
 
+    @property
+    def is_own(self) -> bool:
+        """Whether all of the cluster is ours."""
+        return bool(self.brokers)
+
+    @property
+    @abstractmethod
+    def mark(self) -> Mapping[str, str]:
+        """Environment of a process that is to end with this run, however that ends."""
+
     def member(self, name: str) -> Member:
         """Return the process that has a name now."""
         return self._members[name]
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            # Ended after the cluster's processes, which are their clients.
-            stack.push_async_callback(self._stop_servers)
-            await stack.enter_async_context(self.cluster)
-            await nodes.start(self.servers[1:], self.cluster.mark)
-            ports = [server.port for server in self.servers]
-            for name in (*self.brokers, *self.workers, *self.producers):
-                self.links[name] = await stack.enter_async_context(Link(ports))
-                self._add(name)
-            url = ",".join(server.url for server in self.servers)
-            self._bus = await connect(url, name="chaos")
-            stack.push_async_callback(self._bus.close)
-            await self._listen(self._bus)
+            await self._open(stack)
             self._stack = stack.pop_all()
         return self
 
@@ -134,15 +129,21 @@ class Stage:
             self.resume(name)
         await self._stack.aclose()
 
+    @abstractmethod
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Open all that is needed before anything starts; `stack` closes it."""
+
+    @abstractmethod
     async def start(self) -> None:
-        """Start brokers and workers, wait until they take jobs, then the producers."""
-        began_s = time.time()
-        await self.cluster.start(*(self.member(name) for name in (*self.brokers, *self.workers)))
-        count = len(self.workers)
-        await self.heard.until(
-            lambda: self.heard.ready(since_s=began_s) == count, timeout_s=LEADER_S_MAX
-        )
-        await self.cluster.start(*(self.member(name) for name in self.producers))
+        """Start all processes, the producers last."""
+
+    @abstractmethod
+    def has_recovered(self, *, since_s: float) -> bool:
+        """Say whether all workers of ours took orders since then."""
+
+    @abstractmethod
+    async def replace(self, name: str) -> None:
+        """Start a second process under a name; the first notices, and ends."""
 
     # ---- who is who ----
 
@@ -164,14 +165,6 @@ class Stage:
     def resume(self, name: str) -> None:
         """Let a stopped process go on; nothing happens to others."""
         self.member(name).signal(signal.SIGCONT)
-
-    async def replace(self, name: str) -> None:
-        """Start a second process under a name; the first notices, and ends."""
-        old = self.member(name)
-        new = self.cluster.add(f"{name}.{old.starts}.{id(old) % 1000}", old.command)
-        self._members[name] = new
-        await new.start()
-        await old.ended()
 
     def doom(self, name: str, place: Place) -> None:
         """Tell a process where to die or stand."""
@@ -198,7 +191,7 @@ class Stage:
     async def restore_servers(self) -> None:
         """Start the servers that are down: a fault was broken off. Raises ServerUnavailable."""
         down = [server for server in self.servers if not server.running]
-        await nodes.start(down, self.cluster.mark)
+        await nodes.start(down, self.mark)
         for server in self.servers:
             server.resume()
 
@@ -208,34 +201,18 @@ class Stage:
 
     # ---- inside ----
 
-    async def _stop_servers(self) -> None:
-        for server in self.servers[1:]:
-            await asyncio.to_thread(server.stop)
-
-    def _add(self, name: str) -> None:
-        url = self.links[name].url
-        config = write_config(self.folder, name=name, url=url, setting=self.setting)
-        folder, python = str(self.folder), (sys.executable, "-m")
-        if name in self.brokers:
-            command = (*python, "ops.chaos.broker", folder, self._plant, str(config))
-        elif name in self.workers:
-            flags = ("--config", str(config), "--worker", name)
-            command = (*python, "ops.chaos.worker", folder, self._plant, *flags)
-        else:
-            what = CHAT_PRODUCER if name in self.chatters else BATCH_PRODUCER
-            command = (*python, "ops.chaos.producer", folder, name, what, url)
-        self._members[name] = self.cluster.add(name, command)
-
     async def _listen(self, bus: Bus) -> None:
+        """Hear workers, and what the lanes of the load are told."""
         await bus.subscribe(subjects.HEARTBEATS, self._beat)
-        await bus.subscribe(subjects.ALL_OUT, self._out)
+        for lane in (self.load.online, self.load.offline):
+            await bus.subscribe(subjects.out(lane, "*", "*"), self._out)
 
     def _beat(self, message: Message) -> None:
         try:
             beat = decode(message.data, Heartbeat)
         except MalformedMessage:
             return
-        if beat.worker in self.workers:
+        if not self.workers or beat.worker in self.workers:
             at_s = time.time()
             self.crowd.note(at_s)
             self.heard.beats[beat.worker] = (at_s, beat)

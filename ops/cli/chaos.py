@@ -5,12 +5,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import cyclopts
 from cyclopts import Parameter
 
+from ops.cli.chaos_joined import NOT_YOURS, Joining, Yours, announced, joining
 from ops.cli.errors import CommandError, ExitCode, Misused
 
 if TYPE_CHECKING:
@@ -51,18 +53,24 @@ def chaos(  # noqa: PLR0913 - one parameter is one flag.
     folder: Annotated[
         Path | None, Parameter(help="Keep histories and logs here; else in a temporary folder.")
     ] = None,
+    yours: Yours = NOT_YOURS,
 ) -> int:
     """Start a cluster of real processes, load it in two lanes, and break it as a seed says.
 
     Processes are killed, stopped and restarted, also in the midst of each step of a job's life;
     links are cut and delayed, engines hang and crash, streams are full, messages are garbage. Then
     the histories of all processes are compared: no accepted job may be lost, have two results, be
-    stuck, or run again without a reason, and no quota may be overshot.
+    stuck, or run again without a reason, no quota may be overshot, and work must go on in time.
 
         inferlane chaos --faults 20 --jobs 2000 --report chaos.json
 
-    Exit codes: 0 nothing found, 1 something found, or the cluster could not be started, 130
-    stopped (what was found until then is told).
+    With --url the load goes to a cluster of yours, and only what this command starts itself is
+    killed, stopped and cut off: its producers. What is to be done to yours you say, as commands:
+
+        inferlane chaos --url nats://10.0.0.1 --faults 20 --yes --hit gpu1="ssh gpu1 pkill agent"
+
+    Exit codes: 0 nothing found, 1 something found, or the cluster could not be started, 2 wrong
+    usage, 3 the cluster of --url can't be reached, 130 stopped (what was found until then is told).
     """
     from ops.chaos.plants import Plant
     from ops.chaos.run import Options
@@ -70,6 +78,7 @@ def chaos(  # noqa: PLR0913 - one parameter is one flag.
     if min(faults, jobs) < 0 or min(brokers, workers) < 1:
         message = "--faults and --jobs can't be negative, --brokers and --workers are at least 1"
         raise Misused(message)
+    joined = joining(yours, is_planted=plant is not None)
     options = Options(
         folder=folder or Path(tempfile.mkdtemp(prefix="inferlane-chaos-")),
         brokers=brokers,
@@ -79,23 +88,34 @@ def chaos(  # noqa: PLR0913 - one parameter is one flag.
         seed=seed,
         jobs=jobs,
         plant=None if plant is None else Plant(plant),
-        kinds=_kinds(kind, nats_nodes),
+        kinds=_kinds(kind, nats_nodes, joined),
         patience_s=patience_s,
     )
+    if joined is not None:
+        options = replace(options, url=yours.url, load=joined.load, hits=joined.hits)
+        sys.stderr.write(f"{announced(options)}\n")
     return _tell(options, _run(options), report)
 
 
-def _kinds(names: list[str] | None, nats_nodes: int) -> "tuple[Kind, ...]":
+def _kinds(names: list[str] | None, nats_nodes: int, joined: Joining | None) -> "tuple[Kind, ...]":
     from ops.chaos.plan import Kind, kinds_of
 
     unknown = sorted(set(names or ()) - set(Kind))
     if unknown:
         message = f"no fault is called {unknown[0]!r}; there are: {', '.join(Kind)}"
         raise Misused(message)
-    kinds, possible = tuple(map(Kind, names or ())), kinds_of(nats_nodes)
+    possible = kinds_of(nats_nodes) if joined is None else joined.kinds
+    kinds = tuple(map(Kind, names or ()))
     impossible = [kind.value for kind in kinds if kind not in possible]
+    if impossible and joined is not None:
+        message = (
+            f"{impossible[0]!r} is done to processes that chaos has started, and with --url those "
+            f"are its producers: {', '.join(possible)}. What is to be done to yours say with --hit"
+        )
+        raise Misused(message)
     if impossible:
-        message = f"{impossible[0]!r} takes several message servers: --nats-nodes 3"
+        needs = "--url and --hit" if impossible[0] == Kind.HIT_YOURS else "--nats-nodes 3"
+        message = f"{impossible[0]!r} needs {needs}"
         raise Misused(message)
     return kinds or possible
 

@@ -17,6 +17,7 @@ import pytest
 from ops.chaos.history import Told, read
 from ops.chaos.producer import chat_of
 from ops.chaos.setting import BATCH_LINES, BATCH_PRODUCER
+from tests.acceptance.conftest import StartCluster
 
 SHORT = (
     "kill_leader",
@@ -189,6 +190,25 @@ async def test_a_planted_fault_is_found(tmp_path: Path, plant: str, figure: str)
     assert run.code == 1
     assert [name for name in MUST_BE_0 if run.report[name]] == [figure]
     assert not run.report["ok"]
+
+
+@pytest.mark.timeout(120)
+async def test_a_cluster_of_others_is_joined(tmp_path: Path, start_cluster: StartCluster) -> None:
+    """Its load ends there, our producers are hit, and the owner's commands run; no job is lost."""
+    theirs, _ = await start_cluster()
+    pids = {member.pid for member in theirs.members.values()}
+    hit = tmp_path / "hit"
+    flags = ("--faults", "6", "--jobs", "200", "--url", theirs.url, "--patience-s", "20")
+    run = await chaos(tmp_path / "ours", *flags, "--hit", f"disk=touch {hit}", "--yes")
+    assert run.code == 0, run.out
+    assert hit.exists()
+    names = ("cut_producer", "hit_yours", "kill_producer", "malformed")
+    assert run.report["faults"] == dict.fromkeys((*names, "pause_producer", "term_producer"), 1)
+    assert run.report["jobs"] >= 200
+    assert [run.report[name] for name in ("lost", "duplicate_results", "stuck")] == [0, 0, 0]
+    assert run.report["reruns"] is None
+    assert {member.pid for member in theirs.members.values() if member.running} == pids
+    assert processes_in(tmp_path / "ours") == []
 
 
 @pytest.mark.timeout(120)

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.wire.messages import Attempt
-from ops.chaos.history import Acked, HistoryEvent, Ordered, RunEnded, ordered
+from ops.chaos.history import Acked, HistoryEvent, Ordered, RunEnded, Told, ordered
 from ops.chaos.moments import STEPS, recoveries_s, steps_hit
 from ops.chaos.plan import Kind
 from tests.chaos_histories import (
@@ -124,6 +124,13 @@ def test_after_other_faults_the_first_end_counts_from_when_they_were_over() -> N
     """The time that the server was away is the fault's own."""
     struck = a_strike(Kind.KILL_NATS, 3.0, member="", for_s=2.0)
     assert recoveries_s(a_life(), [struck]) == {0: 1.0}
+
+
+def test_where_records_are_anothers_what_producers_are_told_counts() -> None:
+    """Nobody there writes a history but them."""
+    told = [event for event in a_life() if isinstance(event, Told)]
+    struck = a_strike(Kind.KILL_PRODUCER, 3.0, member=PRODUCER, for_s=2.0)
+    assert recoveries_s(told, [struck]) == {0: 3.0}
 
 
 def test_what_never_recovered_is_left_out() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from ops.chaos.bounds import Promise, Timed
 from ops.chaos.checker import Remains, Verdict, check
 from ops.chaos.plan import Kind
-from ops.chaos.report import SHOWN_MAX, Judgement, report, told
+from ops.chaos.report import SHOWN_MAX, UNSEEN, Judgement, report, told
 from ops.chaos.run import Options, Outcome
 from tests.chaos_histories import JOB, WORKER, a_life, a_run, a_strike
 
@@ -90,3 +90,13 @@ def test_a_cluster_that_never_came_back_fails_a_run() -> None:
     judgement = Judgement(check([], [], Remains()), not_calm=(3,))
     assert not judgement.is_ok
     assert any("after fault 3" in line for line in told(judgement, 1.0))
+
+
+def test_what_is_not_seen_of_a_cluster_of_others_is_no_zero() -> None:
+    """It is null in the report, and people are told so."""
+    judgement = Judgement(check(a_life(), [], Remains({JOB: 1})), is_others=True)
+    figures = report(Options(folder=Path("unused")), Outcome(), judgement, a_life())
+    assert [figures[name] for name in UNSEEN] == [None] * len(UNSEEN)
+    assert figures["lost"] == 0
+    assert judgement.is_ok
+    assert "not seen from outside" in "\n".join(told(judgement, 1.0))
