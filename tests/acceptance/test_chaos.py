@@ -122,6 +122,20 @@ async def test_a_short_plan_loses_nothing(tmp_path: Path) -> None:
     assert processes_in(tmp_path) == []
 
 
+@pytest.mark.timeout(120)
+async def test_three_message_servers_lose_their_leaders_and_no_job(tmp_path: Path) -> None:
+    """The server that leads the cluster and the one that leads a stream, as the servers say."""
+    kinds = ("--kind", "kill_meta_nats", "--kind", "kill_stream_nats")
+    flags = ("--nats-nodes", "3", "--faults", "2", "--jobs", "200", "--seed", "20263")
+    run = await chaos(tmp_path, *flags, *kinds)
+    assert clean(run) == dict.fromkeys(MUST_BE_0, 0), run.out
+    assert run.code == 0, run.out
+    assert run.report["jobs"] >= 200
+    hit = [fault["member"] for fault in run.report["plan"]]
+    assert set(hit) <= {"node-1", "node-2", "node-3"}
+    assert len(hit) == 2
+
+
 def answers(folder: Path) -> dict[str, tuple[int, str]]:
     """What stands in the outputs of a run's batches: status and text of each line, by its name."""
     found: dict[str, tuple[int, str]] = {}
