@@ -118,7 +118,7 @@ bench *args: setup
     "{{ bin }}/python" -m tests.bench.latency
 
 [group("check")]
-[doc("Break a cluster under load 200 times on purpose (an hour or so); is any job lost? `--faults 20` is quick")]
+[doc("Break a cluster under load 200 times on purpose (half an hour); is any job lost? `--faults 20` is quick")]
 chaos *args: (_install "requirements.lock")
     @"{{ bin }}/inferlane" chaos --report out/chaos.json {{ args }}
 
