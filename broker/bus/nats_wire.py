@@ -194,9 +194,14 @@ class Wire(Client):
             return
         out, self._out = b"".join(self._out), []
         self._out_bytes = 0
-        if self._transport is not None:
+        if self._transport is not None and not self._is_cut():
             with self._contained:
                 self._transport.write(out)
+
+    def _is_cut(self) -> bool:
+        """Whether nothing can leave: the link is lost, and its reader is about to say so."""
+        writer = getattr(self._transport, "_io_writer", None)
+        return writer is not None and writer.transport.is_closing()
 
     # hearing
     def hear(self, subject: str, handler: RawHandler, *, queue: str = "") -> int:

@@ -38,6 +38,17 @@ class TestReaderDies:
         await bus.publish("news", b"still here")
         await heard.count(1)
 
+    async def test_what_is_sent_as_the_link_is_cut_is_no_fault_of_ours(
+        self, nats_bus: NatsBus
+    ) -> None:
+        """It goes down with the link; no handler failed (chaos: a traceback for every cut)."""
+        writer = getattr(nats_bus._link.wire._transport, "_io_writer")  # noqa: B009 - the client's own
+        writer.transport.abort()
+        await nats_bus.publish("news", b"lost")
+        await relinked(nats_bus)
+        assert nats_bus.counts["handler_errors"] == 0
+        await nats_bus.rtt_s()
+
     async def test_trouble_that_cannot_even_be_printed(self, nats_bus: NatsBus) -> None:
         """The client's error callback never raises."""
 
