@@ -25,8 +25,8 @@ CHATS_AT_ONCE = 48
 """Of each of two producers: more than the lane may run, so that there always is a queue."""
 
 BATCH_CONCURRENCY = 64
-BATCH_LINES = 400
-"""A batch of so many lines runs for about half a minute; then the next begins."""
+BATCH_LINES = 200
+"""A batch of so many lines runs for ten seconds or so; then the next begins."""
 
 LEADER_TTL_S = {1: 5.0, 3: 15.0}
 """By message servers: elections among three take 4 to 9 s."""
