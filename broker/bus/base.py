@@ -302,8 +302,12 @@ class Bus(Protocol):
         """Read a message by its sequence. Raises as `last_message`."""
         ...
 
-    async def delete_message(self, stream: str, sequence: int) -> bool:
-        """Remove one message; False when it was gone already."""
+    async def delete_message(self, stream: str, sequence: int, *, erase: bool = False) -> bool:
+        """Remove one message; False when it was gone already.
+
+        With `erase`, its bytes are overwritten in the server's files; else they stay there until
+        the server happens to rewrite or drop that file.
+        """
         ...
 
     async def purge(self, stream: str, subject: str) -> int:

@@ -305,8 +305,9 @@ class MemoryBus(StreamBuckets):
             raise NotFound(message)
         return found
 
-    async def delete_message(self, stream: str, sequence: int) -> bool:
-        """Remove one message."""
+    async def delete_message(self, stream: str, sequence: int, *, erase: bool = False) -> bool:
+        """Remove one message; there are no files to erase it from."""
+        del erase
         await self._turn()
         return self.server.stream(stream).remove(sequence)
 

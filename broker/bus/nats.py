@@ -331,9 +331,9 @@ class NatsBus(StreamBuckets):
             stream, {"seq": sequence}, what=f"message {sequence}", timeout_s=timeout_s
         )
 
-    async def delete_message(self, stream: str, sequence: int) -> bool:
+    async def delete_message(self, stream: str, sequence: int, *, erase: bool = False) -> bool:
         """Remove one message; False when it was gone already."""
-        return await self._streams.delete_message(stream, sequence)
+        return await self._streams.delete_message(stream, sequence, erase=erase)
 
     async def purge(self, stream: str, subject: str) -> int:
         """Remove all messages of a subject; returns how many there were."""

@@ -220,10 +220,10 @@ class Streams:
             return 0
         return 1 + int(decode_headers(reply.headers)["Nats-Num-Pending"])
 
-    async def delete_message(self, stream: str, sequence: int) -> bool:
+    async def delete_message(self, stream: str, sequence: int, *, erase: bool) -> bool:
         """Remove one message."""
-        # Not erased with random bytes: that costs a write for each byte of it.
-        question = {"seq": sequence, "no_erase": True}
+        # Erasing costs a write of random bytes for each byte of it.
+        question = {"seq": sequence, "no_erase": not erase}
         answer = await self._ask(f"STREAM.MSG.DELETE.{stream}", question)
         if answer.error is None:
             return answer.success

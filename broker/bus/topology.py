@@ -30,16 +30,6 @@ ENSURE_AT_ONCE_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class LanePlan:
-    """Which queues one lane has."""
-
-    lane: str
-    models: tuple[str, ...]
-    bands: tuple[int, ...] = BANDS
-    """Bands it may publish in; 3 is batch."""
-
-
-@dataclass(frozen=True, slots=True)
 class Bounds:
     """What the server keeps for each lane. Names as in the configuration's `[streams]`."""
 
@@ -72,6 +62,18 @@ class Bounds:
     ack_pending_jobs_max: int = 10_000
     """Jobs of one queue delivered and not ended: window and in-flight together."""
     replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlan:
+    """Which queues one lane has."""
+
+    lane: str
+    models: tuple[str, ...]
+    bands: tuple[int, ...] = BANDS
+    """Bands it may publish in; 3 is batch."""
+    bounds: Bounds | None = None
+    """What the server keeps for this one; None: as for all."""
 
 
 DEFAULTS = Bounds()
@@ -122,6 +124,7 @@ def buckets(bounds: Bounds = DEFAULTS) -> tuple[BucketSpec, ...]:
 
 def lane_streams(plan: LanePlan, bounds: Bounds = DEFAULTS) -> list[StreamSpec]:
     """Specify a lane's streams."""
+    bounds = plan.bounds or bounds
     online = [band for band in sorted(plan.bands) if band != BATCH_BAND]
     streams: list[StreamSpec] = []
     if online and plan.models:

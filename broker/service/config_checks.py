@@ -29,6 +29,7 @@ def check(config: Config) -> Iterator[Finding]:
     yield from _breaker(config)
     yield from _broker(config)
     yield from _streams(config)
+    yield from _retention(config)
 
 
 def _named(config: Config) -> Iterator[Finding]:
@@ -269,6 +270,16 @@ def _streams(config: Config) -> Iterator[Finding]:
             f" and inflight_jobs_max ({inflight:,}) together, for running jobs stay in the stream"
         )
         yield ("streams", "jobs_per_subject_max"), message
+
+
+def _retention(config: Config) -> Iterator[Finding]:
+    lanes = [lane.name for lane in config.policy.lanes]
+    for index, kept in enumerate(config.retention):
+        if kept.lane not in lanes:
+            yield ("retention", index, "lane"), _no_such("lane", kept.lane, lanes)
+    yield from _repeated(
+        ("retention",), [kept.lane for kept in config.retention], "lane", key="lane"
+    )
 
 
 def _repeated(

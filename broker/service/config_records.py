@@ -113,12 +113,24 @@ class StreamsConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Largest request body."""
 
 
+class LaneRetention(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How long one lane keeps results and given-up prompts, where not as `[streams]` says."""
+
+    lane: Token
+    results_age_s_max: Annotated[float, Meta(ge=60)] | None = None
+    results_bytes_max: Bytes | None = None
+    dead_letters_age_s_max: Annotated[float, Meta(ge=60)] | None = None
+    """Dead letters hold the prompts of jobs that were given up."""
+    dead_letters_bytes_max: Bytes | None = None
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file."""
 
     nats: NatsConfig = NatsConfig()
     broker: BrokerConfig = BrokerConfig()
     streams: StreamsConfig = StreamsConfig()
+    retention: tuple[LaneRetention, ...] = ()
     policy: Policy = Policy()
     worker: dict[str, Any] | None = None
     """The agent's table, as it stands: `worker_agent` judges it."""

@@ -1,10 +1,13 @@
 """Which queues a configuration has, how deep each is pulled, and the topology behind them."""
 
+from dataclasses import replace
+
 from broker.bus import topology
 from broker.bus.base import ConsumerSpec
 from broker.bus.topology import Bounds, LanePlan, Topology
 from broker.core.policy import LanePolicy, Policy, QuotaRow
 from broker.service.config import Config
+from broker.service.config_records import LaneRetention
 from broker.wire.ids import BATCH_BAND
 from broker.wire.subjects import JobAddress
 
@@ -32,15 +35,33 @@ def bounds_of(config: Config) -> Bounds:
     )
 
 
+def bounds_by_lane(config: Config) -> dict[str, Bounds]:
+    """Say what the server keeps for each lane, its own retention included."""
+    common = bounds_of(config)
+    own = {kept.lane: kept for kept in config.retention}
+    return {lane.name: _kept(common, own.get(lane.name)) for lane in config.policy.lanes}
+
+
+def _kept(common: Bounds, own: LaneRetention | None) -> Bounds:
+    if own is None:
+        return common
+    asked = {name: getattr(own, name) for name in own.__struct_fields__ if name != "lane"}
+    return replace(common, **{name: value for name, value in asked.items() if value is not None})
+
+
 def results_ages_s(config: Config) -> dict[str, float]:
     """Say how long each lane keeps its terminal records."""
-    return {lane.name: config.streams.results_age_s_max for lane in config.policy.lanes}
+    return {lane: bounds.results_age_s_max for lane, bounds in bounds_by_lane(config).items()}
 
 
 def topology_of(config: Config) -> Topology:
     """Lay out all streams, buckets and consumers of a configuration. Raises MalformedName."""
     policy = config.policy
-    plans = [LanePlan(lane.name, models_of(policy, lane), lane.bands) for lane in policy.lanes]
+    bounds = bounds_by_lane(config)
+    plans = [
+        LanePlan(lane.name, models_of(policy, lane), lane.bands, bounds[lane.name])
+        for lane in policy.lanes
+    ]
     return topology.of(plans, bounds_of(config))
 
 

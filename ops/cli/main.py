@@ -73,6 +73,7 @@ COMMANDS = (
     Command("usage", LOOK),
     Command("drain", LOOK),
     Command("dlq", LOOK),
+    Command("erase", LOOK),
     Command("decisions", LOOK),
     Command("reconcile", LOOK),
     Command("doctor", LOOK),

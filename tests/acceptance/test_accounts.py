@@ -125,3 +125,24 @@ async def test_accounts_survive_kills_at_any_time(start_cluster: StartCluster) -
     assert f"{jobs:,}" in table.out
     wrong = await inferlane(cluster, "usage", "--lane", "onlin")
     assert (wrong.code, 'Did you mean "online"' in wrong.err) == (1, True)
+
+
+async def test_what_is_deleted_stays_in_the_accounts(start_cluster: StartCluster) -> None:
+    """Results of ended jobs go at once and are overwritten; numbers stay."""
+    cluster, bus = await start_cluster()
+    async with Client(bus, lane=LANE) as client:
+        jobs = await run_some(client)
+    await until_counted(bus)
+    before = await accounts(bus, LANE)
+    unsure = await inferlane(cluster, "erase", "--lane", LANE, "--all")
+    assert (unsure.code, "give --yes" in unsure.err) == (2, True)
+    young = await inferlane(cluster, "erase", "--lane", LANE, "--older", "1h", "--yes")
+    assert young.out.startswith("0 results and 0 dead letters")
+    erased = await inferlane(cluster, "erase", "--lane", LANE, "--all", "--yes")
+    assert erased.out.startswith(f"{jobs} results and 0 dead letters"), erased
+    assert not await sums_of_records(bus, LANE)
+    async with Client(bus, lane=LANE) as client:
+        jobs += await run_some(client)
+    await until_counted(bus)
+    told = await accounts(bus, LANE)
+    assert total(told) == jobs == 2 * total(before)

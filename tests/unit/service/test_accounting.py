@@ -14,7 +14,7 @@ from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
 from broker.bus.usage import counted_sequence, uncounted_records, usage_days, usage_mark
 from broker.service import accounting
-from broker.service.accounting import REWOUND_PASSES, Accounting
+from broker.service.accounting import BUSY_S_MAX, BUSY_SHARE, REWOUND_PASSES, Accounting
 from broker.wire import subjects
 from broker.wire.messages import Kind, Usage
 from broker.wire.usage import OTHERS, CountedRecord, UsageRow, day_of, summed
@@ -33,11 +33,17 @@ class Office:
         self.bus = MemoryBus(clock=self.clock)
         self.counted: Counter[str] = Counter()
         self.gone: Counter[str] = Counter()
+        self.cpu_s = 0.0
 
     def accountant(self, bus: Bus | None = None, *lanes: str) -> Accounting:
         """One leader's duty."""
-        ages = dict.fromkeys(lanes or (LANE,), AGE_S)
-        return Accounting(bus or self.bus, results_age_s_max=ages, hears=self, now=self.clock.now_s)
+        return Accounting(
+            bus or self.bus,
+            results_age_s_max=dict.fromkeys(lanes or (LANE,), AGE_S),
+            hears=self,
+            now=self.clock.now_s,
+            cpu_s=lambda: self.cpu_s,
+        )
 
     def usage_counted(self, lane: str, records: int) -> None:
         self.counted[lane] += records
@@ -301,6 +307,21 @@ async def test_a_lane_that_fails_does_not_keep_the_others_from_being_counted(
     running.cancel()
     assert failing.raised == 3
     assert total(await accounts(office.bus, "beta")) == 1
+
+
+async def test_a_busy_broker_counts_later_but_not_much_later() -> None:
+    """BUSY_SHARE of a core since the last look puts a pass off, for BUSY_S_MAX at a time."""
+    office = await an_office()
+    accountant = office.accountant()
+    put_off: list[bool] = []
+    for _ in range(int(BUSY_S_MAX) + 3):
+        office.clock.advance(1.0)
+        office.cpu_s += BUSY_SHARE + 0.1
+        put_off.append(accountant.is_put_off())
+    assert put_off == [*[True] * int(BUSY_S_MAX), False, True, True]
+    office.clock.advance(1.0)
+    office.cpu_s += BUSY_SHARE - 0.1
+    assert not accountant.is_put_off()
 
 
 async def test_many_records_are_counted_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:

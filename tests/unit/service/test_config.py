@@ -8,6 +8,7 @@ import pytest
 
 from broker.core.policy import LanePolicy, Policy
 from broker.service.config import Config, ConfigError, default_config, load, loads
+from broker.service.queues import results_ages_s, topology_of
 
 EXAMPLE = Path("ops/inferlane.toml")
 
@@ -84,6 +85,32 @@ def test_quota_rows_of_the_example() -> None:
         "model=tiny lane=main",
         "lane=main",
     ]
+
+
+def test_retention_of_the_example() -> None:
+    """The commented table is valid once its `#` is taken away, and has every key."""
+    lines = EXAMPLE.read_text().splitlines()
+    first = lines.index("# [[retention]]")
+    last = next(index for index in range(first, len(lines)) if not lines[index].startswith("#"))
+    for index in range(first, last):
+        lines[index] = lines[index].removeprefix("# ")
+    config = loads("\n".join(lines))
+    (kept,) = config.retention
+    assert None not in msgspec.structs.astuple(kept)
+    results, letters = topology_of(config).streams[-2:]
+    assert (results.max_age_s, results.max_bytes) == (3600.0, 1_073_741_824)
+    assert (letters.max_age_s, letters.max_bytes) == (86_400.0, 67_108_864)
+
+
+def test_retention_of_one_lane_is_its_own() -> None:
+    """Another lane, and what is not named, is as for all."""
+    config = loads(SERVES + "[[retention]]\nlane = 'bolt'\nresults_age_s_max = 600.0\n")
+    streams = {spec.name: spec for spec in topology_of(config).streams}
+    assert streams["RESULTS_bolt"].max_age_s == 600.0
+    assert streams["RESULTS_bolt"].max_bytes == streams["RESULTS_acme"].max_bytes
+    assert streams["RESULTS_acme"].max_age_s == config.streams.results_age_s_max
+    assert streams["DLQ_acme"].max_age_s == config.streams.dead_letters_age_s_max
+    assert results_ages_s(config) == {"acme": config.streams.results_age_s_max, "bolt": 600.0}
 
 
 @pytest.mark.parametrize(
@@ -272,6 +299,14 @@ def test_quota_rows_of_the_example() -> None:
             'f.toml:12: broker.name: "a.b" is not allowed; it mu',
         ),
         (SERVES + "[broker]\nhttp_port = 65536\n", "f.toml:12: broker.http_port: 65536 is not all"),
+        (
+            SERVES + "[[retention]]\nlane = 'acm'\n",
+            'f.toml:12: retention[0].lane: no such lane: "acm". Did you mean "acme"?',
+        ),
+        (
+            SERVES + "[[retention]]\nlane = 'acme'\n" * 2,
+            'f.toml:14: retention[1].lane: lane "acme" was given before',
+        ),
         (SERVES + "worker = 3\n", "f.toml:11: policy.lanes[1].worker: no such key."),
         ("worker = 3\n", "f.toml:1: worker: 3 is not allowed; it must be a table"),
     ],
