@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from broker.wire.codec import decode
 from broker.wire.messages import (
@@ -27,6 +27,9 @@ from broker.wire.messages import (
 from producers.config import ClientConfig
 from producers.errors import ProducerError, ResultTimeout, failure_of
 from producers.token_stream import Chunk, TokenStream
+
+if TYPE_CHECKING:  # It tells a ticket's states.
+    from producers.looking import JobLook
 
 
 class TicketState(StrEnum):
@@ -56,6 +59,10 @@ class TicketOwner(Protocol):
 
     def queue_wait_s(self, band: int, model: str) -> float | None:
         """Expected wait in a queue, as the broker last said it; None when it said nothing."""
+        ...
+
+    async def look(self, job_id: str) -> "JobLook | None":
+        """Say where a job stands now; None without such a job."""
         ...
 
 
@@ -181,6 +188,26 @@ class Ticket:
             raise failure
         if failure is None and self._chunks is None:
             yield Chunk(self.record.body, attempt=self.record.attempt, whole=True)
+
+    async def look(self) -> "JobLook | None":
+        """Ask where the job stands now, and show it from then on: state, position, wait.
+
+        The broker tells them unasked once, when it takes the job up; this is for a job that waits
+        beyond its window, and for a newer word. Nothing is required to ask. None if the job is
+        nowhere, which its client will heal. Raises Unreachable.
+        """
+        before = (self.state, self.attempt, self._receipt)
+        look = await self._owner.look(self.job_id)
+        if look is None or before != (self.state, self.attempt, self._receipt):
+            return look  # What was heard meanwhile is newer.
+        if look.state is TicketState.QUEUED and look.position is not None:
+            wait_s = look.wait_s or 0.0
+            self._receipt = Queued(job=self.job_id, position=look.position, wait_s=wait_s)
+            self.state = TicketState.QUEUED
+        elif look.state is TicketState.STARTED:
+            self.state, self.worker = TicketState.STARTED, look.worker
+            self.attempt = look.attempt or self.attempt
+        return look
 
     async def cancel(self) -> bool:
         """Ask for the job's cancellation: its record says `cancelled`, unless it ended before.

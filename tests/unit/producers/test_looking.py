@@ -10,12 +10,12 @@ import pytest
 from broker.service.held import Stage
 from broker.wire import subjects
 from broker.wire.codec import encode
-from broker.wire.messages import Kind
+from broker.wire.messages import Kind, Started
 from producers.client import Client
 from producers.errors import Unreachable
 from producers.looking import JobLook, Place
-from producers.ticket import TicketState
-from tests.builders import LANE, a_chat_body, a_job
+from producers.ticket import Ticket, TicketState
+from tests.builders import LANE, a_chat_body, a_job, an_attempt
 from tests.lanes import QUICK, a_lane, link_of
 from tests.leaders import Desk, Worker, a_desk
 from tests.responder import a_record
@@ -189,3 +189,54 @@ async def test_a_job_of_another_client_is_cancelled_in_its_stream() -> None:
             desk.turn()
             await asyncio.sleep(0)
         assert not again.result()
+
+
+async def ticket_looked(desk: Desk, ticket: Ticket) -> JobLook | None:
+    """Look by a ticket, while the loop has its turns."""
+    looking = asyncio.create_task(ticket.look())
+    while not looking.done():
+        desk.turn()
+        await asyncio.sleep(0)
+    return looking.result()
+
+
+async def test_a_ticket_shows_queued_then_started_then_the_result() -> None:
+    """Beyond the window nobody tells it; it asks, and shows what it was told."""
+    async with a_desk_and_client("control", "outbox", worker=True) as (desk, client):
+        worker = Worker(desk.bus)
+        await worker.listen()
+        await desk.hold(a_job(id="before"))
+        ticket = await client.submit(a_chat_body(), job_id="job-1")
+        assert (ticket.state, ticket.position) == (TicketState.QUEUED, None)
+        await ticket_looked(desk, ticket)
+        assert (ticket.state, ticket.position) == (TicketState.QUEUED, 1)
+        assert ticket.wait_s is not None
+
+        desk.allow()
+        held = await desk.hold(ticket.job)
+        await until(lambda: held.stage is Stage.RUNNING)
+        ticket.state = TicketState.QUEUED  # As if `started` had been lost.
+        ticket.attempt = None
+        await ticket_looked(desk, ticket)
+        assert (ticket.state, ticket.worker, ticket.position) == (TicketState.STARTED, "w1", None)
+
+        record = a_record(ticket.job)
+        await desk.bus.append(subjects.result(LANE, ticket.job_id), encode(record))
+        look = await ticket_looked(desk, ticket)
+        assert look is not None
+        assert look.record == record
+
+
+async def test_what_a_ticket_hears_while_it_looks_is_newer() -> None:
+    """An answer that is older than the news does not take it back."""
+    async with a_desk_and_client("control") as (desk, client):
+        desk.allow()
+        ticket = await client.submit(a_chat_body(), job_id="job-1")
+        looking = asyncio.create_task(ticket.look())
+        await asyncio.sleep(0)
+        ticket.hear(Started(job="job-1", attempt=an_attempt(), worker="w9"))
+        while not looking.done():
+            desk.turn()
+            await asyncio.sleep(0)
+        assert looking.result() is not None
+        assert (ticket.state, ticket.worker) == (TicketState.STARTED, "w9")
