@@ -70,10 +70,7 @@ class Leadership:
         self._observer = observer
         self._learned = learned
         self._now = now
-        self.shelf = Shelf(
-            bytes_max=config.broker.held_bytes_max,
-            reserve_ratios=config.broker.held_reserve_ratios,
-        )
+        self.shelf = _make_shelf(config)
         self.book = AttemptBook(bus)
         self.scheduler = _make_mind(config, term)
         self.loop = Loop(self.scheduler, self.shelf, observer=observer, book=self.book, now=now)
@@ -344,6 +341,11 @@ class Leadership:
         self.loop.tell(LinkChanged(self._now(), up))
         if up:
             self.reconciler.soon()
+
+
+def _make_shelf(config: Config) -> Shelf:
+    broker = config.broker
+    return Shelf(bytes_max=broker.held_bytes_max, reserve_ratios=broker.held_reserve_ratios)
 
 
 def _make_mind(config: Config, term: Term) -> Scheduler:
