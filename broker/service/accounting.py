@@ -8,7 +8,7 @@ be behind them and never ahead.
 
 Records must not leave RESULTS uncounted. They age out after days, and who deletes them looks at the
 mark first (`bus.usage`); rejections that run out in seconds count nowhere. What is missing all the
-same is an alarm: `accounting.records_gone`, `inferlane_usage_records_gone_total`.
+same is an alarm: watchdog `accounts`, `inferlane_usage_records_gone_total`.
 """
 
 import asyncio
@@ -38,6 +38,9 @@ record takes about 25 µs of the 350 µs that a job takes, most of it to read it
 
 BUSY_S_MAX = 30.0
 """... but no longer than this at a time: records must be counted long before they age out."""
+
+BEHIND_S_MAX = 120.0
+"""A lane that can't be counted for so long is an alarm: a takeover or an election takes seconds."""
 
 LANES_AT_ONCE_MAX = 32
 """Lanes looked at in one pass: a thousand take half a minute."""
@@ -119,6 +122,9 @@ class Accounting:
         self._put_off_since_s: float | None = None
         self._lanes: dict[str, _Lane] = {}
         self._short_lived: dict[str, set[int]] = {lane: set() for lane in results_age_s_max}
+        self._failing_since_s: dict[str, float] = {}
+        self._untold = ""
+        """What was lost since somebody looked."""
         self._caught_up: set[str] = set()
         """Lanes of which this leader has read all; before, its predecessor's rejections, which it
         does not know, leave gaps."""
@@ -165,7 +171,22 @@ class Accounting:
             await self.count(lane)
         except (BusError, MalformedMessage) as error:
             self._lanes.pop(lane, None)
+            self._failing_since_s.setdefault(lane, self._now())
             _log.warning("accounting.failed", lane=lane, error=str(error))
+        else:
+            self._failing_since_s.pop(lane, None)
+
+    def trouble(self) -> str:
+        """Say what is wrong with the accounts now, or was lost since the last look; or nothing."""
+        untold, self._untold = self._untold, ""
+        behind = [
+            lane
+            for lane, since_s in self._failing_since_s.items()
+            if self._now() - since_s > BEHIND_S_MAX
+        ]
+        if behind and not untold:
+            return f"results of {', '.join(behind)} can't be counted"
+        return untold
 
     async def count(self, lane: str) -> None:
         """Count what a lane's stream holds beyond the mark. Raises BusError, MalformedMessage."""
@@ -287,6 +308,7 @@ class Accounting:
                     after_sequence=before.sequence,
                     up_to_sequence=last,
                 )
+                self._untold = f"{missing:,} results of {lane} left uncounted"
                 self._hears.usage_gone(lane, missing)
         self._short_lived[lane] = {one for one in short_lived if one > last}
 
@@ -310,6 +332,7 @@ class Accounting:
             counted_sequence=mark.sequence,
             last_sequence=last,
         )
+        self._untold = f"the results of {mark.lane} lost their newest, which were counted"
         generation = mark.generation + 1
         known.rewound_passes = 0
         await self._move(known, replace(mark, sequence=last, generation=generation))

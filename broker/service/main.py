@@ -90,6 +90,7 @@ class Broker:
                 "loop": self.loop_watch.looked_at(),
                 "store": slow(lambda: self.election.write_s),
                 "results": full(self._scarce_lanes),
+                "accounts": self._miscounted,
                 "log": lambda: log.trouble,
             },
             now=self._now,
@@ -97,6 +98,9 @@ class Broker:
 
     def _scarce_lanes(self) -> tuple[str, ...]:
         return self.leadership.results_room.scarce if self.leadership is not None else ()
+
+    def _miscounted(self) -> str:
+        return self.leadership.accounting.trouble() if self.leadership is not None else ""
 
     @property
     def leadership(self) -> Leadership | None:

@@ -18,6 +18,7 @@ from broker.core.events import Event, ResultsStand
 from broker.core.policy import Policy, QuotaRow
 from broker.core.rows import RESULT_BYTES_TYPICAL
 from broker.service.config import Config
+from broker.service.queues import bounds_by_lane
 from broker.wire import subjects
 
 LOOK_S = 1.0
@@ -34,10 +35,10 @@ has room for a quarter of a million more."""
 
 def policy_of(config: Config) -> Policy:
     """Return the policy, with a row for each lane's results that is bound by its stream."""
-    streams_max = int(FILL_RATIO_MAX * config.streams.results_bytes_max)
     rows = {row.name: row for row in config.policy.quotas}
-    for lane in config.policy.lanes:
-        row = QuotaRow(lane=lane.name)
+    for lane, bounds in bounds_by_lane(config).items():
+        streams_max = int(FILL_RATIO_MAX * bounds.results_bytes_max)
+        row = QuotaRow(lane=lane)
         row = rows.get(row.name, row)
         if row.result_bytes_max is None or row.result_bytes_max > streams_max:
             rows[row.name] = replace(row, result_bytes_max=streams_max)

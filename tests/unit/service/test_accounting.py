@@ -14,7 +14,13 @@ from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
 from broker.bus.usage import counted_sequence, uncounted_records, usage_days, usage_mark
 from broker.service import accounting
-from broker.service.accounting import BUSY_S_MAX, BUSY_SHARE, REWOUND_PASSES, Accounting
+from broker.service.accounting import (
+    BEHIND_S_MAX,
+    BUSY_S_MAX,
+    BUSY_SHARE,
+    REWOUND_PASSES,
+    Accounting,
+)
 from broker.wire import subjects
 from broker.wire.messages import Kind, Usage
 from broker.wire.usage import OTHERS, CountedRecord, UsageRow, day_of, summed
@@ -224,6 +230,23 @@ async def test_a_record_that_was_deleted_uncounted_is_an_alarm() -> None:
     await accountant.count(LANE)
     assert office.gone == {LANE: 1}
     assert total(await accounts(office.bus)) == 3
+    assert (accountant.trouble(), accountant.trouble()) == (
+        f"1 results of {LANE} left uncounted",
+        "",
+    )
+
+
+async def test_a_lane_that_can_not_be_counted_for_long_is_an_alarm() -> None:
+    """BEHIND_S_MAX: until then it may be a takeover."""
+    office = await an_office()
+    failing = Failing("kv_get", LinkDown("cut"), times=3)
+    accountant = office.accountant(faulty(office.bus, failing))
+    for _ in range(3):
+        await accountant.count_in_turn(LANE)
+        office.clock.advance(BEHIND_S_MAX / 2)
+    assert accountant.trouble() == f"results of {LANE} can't be counted"
+    await accountant.count_in_turn(LANE)
+    assert accountant.trouble() == ""
 
 
 async def test_gaps_from_before_a_leader_alarm_only_if_nobody_counted_for_days() -> None:

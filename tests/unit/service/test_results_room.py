@@ -8,6 +8,7 @@ from broker.core.events import ResultsStand
 from broker.core.policy import LanePolicy, QuotaRow
 from broker.core.rows import RESULT_BYTES_TYPICAL
 from broker.service import results_room as module
+from broker.service.config_records import LaneRetention
 from broker.service.results_room import ALARM_RATIO, FILL_RATIO_MAX, policy_of
 from broker.wire.messages import Kind, Reason
 from broker.wire.subjects import JobAddress
@@ -53,6 +54,15 @@ def test_every_lane_has_a_row_bound_by_its_stream() -> None:
     )
     assert rows["third"].result_bytes_max == FILL_BYTES_MAX
     assert len(rows) == len(lanes)
+
+
+def test_a_lane_that_keeps_less_has_less_room() -> None:
+    """Its own retention bounds its row, not that of all."""
+    config = a_config()
+    kept = (LaneRetention(lane=OTHER_LANE, results_bytes_max=10 * STREAM_BYTES_MAX),)
+    rows = {row.lane: row for row in policy_of(module.replace(config, retention=kept)).quotas}
+    assert rows[OTHER_LANE].result_bytes_max == 10 * FILL_BYTES_MAX
+    assert rows[LANE].result_bytes_max == int(FILL_RATIO_MAX * config.streams.results_bytes_max)
 
 
 def a_streams_config(config: module.Config) -> module.Config:
