@@ -211,6 +211,12 @@ class LocalCluster:
         command = (sys.executable, "-m", "worker_agent.main", "--config", str(config))
         return self.add(name, (*command, "--worker", name))
 
+    def add_gateway(self, name: str, config: Path) -> Member:
+        """Add a gateway that reads `config`; it is not started yet."""
+        return self.add(
+            name, (sys.executable, "-m", "ops.cli.main", "gateway", "--config", str(config))
+        )
+
     async def start(self, *members: Member) -> None:
         """Start several at once, and wait until all are ready."""
         async with asyncio.TaskGroup() as group:

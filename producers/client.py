@@ -23,10 +23,10 @@ from broker.wire.ids import new_job_id, require_token
 from broker.wire.messages import Job, LaneOffer, LaneState, Reason, TerminalRecord
 from producers.config import ClientConfig, NatsLink
 from producers.door import Door
-from producers.errors import ClientClosed, Refused, Unreachable
+from producers.errors import ClientClosed, ProducerError, Refused, Unreachable
 from producers.lane_control import CancelProgress, LaneControl
 from producers.looking import JobLook, Looks, Place
-from producers.request import Wish, WishFields, build_job
+from producers.request import ReadBody, Wish, WishFields, build_job
 from producers.ticket import Heard, Ticket
 from producers.watchdog import Watchdog, WatchdogCounts
 
@@ -146,6 +146,10 @@ class Client:
         """What the lane offers (models, bands, largest body); None before a broker wrote it."""
         return self._door.offer
 
+    async def refresh_offer(self) -> LaneOffer | None:
+        """Read anew what the lane offers; what is known stands when it can't be read now."""
+        return await self._door.load_offer()
+
     @property
     def open_tickets(self) -> int:
         """Jobs that were submitted here and have not ended."""
@@ -158,26 +162,31 @@ class Client:
 
     async def submit(
         self,
-        body: Mapping[str, object] | bytes,
+        body: Mapping[str, object] | bytes | ReadBody,
         *,
         queue_full_wait_s: float = 0.0,
+        known: bool | None = None,
         **wish: Unpack[WishFields],
     ) -> Ticket:
         """Submit a request; returns once it is stored, which is the promise that it will end.
 
         `wish` has the fields of `Wish`: job_id, model, band, session, deadline_s, stream, endpoint
         and more. A job id submitted before gives that job's ticket or result, not a second run.
+        Whether it may have been submitted before, `known` says; None: if it has an id.
         With `queue_full_wait_s` a full queue, at the door or by the broker's rejection, is waited
         out for so long. Raises QueueFull, UnknownModel, UnknownLane, BodyTooLarge, BadRequest,
         Unreachable.
         """
         wanted = Wish(**wish)
-        large = isinstance(body, bytes) and len(body) > self.config.prepare_inline_bytes_max
+        raw = body.raw if isinstance(body, ReadBody) else body
+        large = isinstance(raw, bytes) and len(raw) > self.config.prepare_inline_bytes_max
         build = self._build
         with self._refusals_counted():
             job = await asyncio.to_thread(build, body, wanted) if large else build(body, wanted)
         return await self.submit_job(
-            job, queue_full_wait_s=queue_full_wait_s, known=bool(wanted.job_id)
+            job,
+            queue_full_wait_s=queue_full_wait_s,
+            known=bool(wanted.job_id) if known is None else known,
         )
 
     async def submit_job(
@@ -200,11 +209,18 @@ class Client:
             with self._refusals_counted():
                 if not (known and await self._resume(ticket, sequence)):
                     await self._store(ticket, queue_full_wait_s)
-        except BaseException:
+        except BaseException as error:
             self._tickets.pop(job.id, None)
+            # Another caller of the same id may wait on it already.
+            given_up = ClientClosed("its submission was given up; submit it again")
+            ticket.fail(error if isinstance(error, ProducerError) else given_up)
             raise
         self.counts.submitted += 1
         return ticket
+
+    def ticket_of(self, job_id: str) -> Ticket | None:
+        """Return the ticket of a job that was submitted here and has not ended; else None."""
+        return self._tickets.get(job_id)
 
     async def find_record(self, job_id: str) -> TerminalRecord | None:
         """Read the terminal record of any job of the lane; None without one. Raises Unreachable."""
@@ -230,13 +246,13 @@ class Client:
         """Look after a job no longer: it goes on, and a later `submit_job(known=True)` finds it."""
         self._tickets.pop(ticket.job_id, None)
 
-    async def cancel_job(self, job_id: str) -> bool:
+    async def cancel_job(self, job_id: str, *, place: Place | None = None) -> bool:
         """Ask for a job's cancellation; say whether the broker found it. Raises Unreachable.
 
         A job that was not submitted here and that the broker has not pulled is searched in its
-        stream, as by `look`.
+        stream, as by `look`, unless `place` says where it is.
         """
-        place = self._place(job_id)
+        place = place or self._place(job_id)
         if await self._ask_to_cancel(job_id, place):
             return True
         if place is not None:
@@ -311,7 +327,7 @@ class Client:
             return None
         return Place(subjects.jobs_stream(self.lane, ticket.job.band), ticket.sequence)
 
-    def _build(self, body: Mapping[str, object] | bytes, wish: Wish) -> Job:
+    def _build(self, body: Mapping[str, object] | bytes | ReadBody, wish: Wish) -> Job:
         if not wish.cache_scope:
             wish = msgspec.structs.replace(wish, cache_scope=self.config.scope)
         return build_job(body, wish, lane=self.lane, client=self.client_id, offer=self.offer)

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Mapping
-from typing import TypedDict, cast
+from functools import lru_cache
+from typing import NamedTuple, TypedDict, cast
 
 import msgspec
 import orjson
 
 from broker.wire.codec import decode, encode
-from broker.wire.ids import BANDS, is_token, new_job_id
+from broker.wire.ids import BANDS, MalformedName, escape_model, is_token, new_job_id
 from broker.wire.messages import BODY_BYTES_MAX, Job, LaneOffer
 from broker.wire.prefix import block_hashes, pack_hashes, seed
 from broker.wire.prompt import (
@@ -26,6 +27,19 @@ CHAT_ENDPOINT = "/v1/chat/completions"
 
 ENDPOINTS = (CHAT_ENDPOINT, "/v1/completions", "/v1/embeddings", "/v1/responses")
 """Paths of the OpenAI API that a job may name."""
+
+
+NESTING_MAX = 200
+"""Deepest nesting of a body: what reads JSON here and in engines gives up at some depth between 254
+and 1,000, and no prompt nests deeper than a tool's schema, a few dozen."""
+
+
+class ReadBody(NamedTuple):
+    """A body that was read already."""
+
+    fields: Mapping[str, object]
+    raw: bytes
+    """The same, as it came."""
 
 
 class WishFields(TypedDict, total=False):
@@ -70,8 +84,13 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks inside the lane, as its accounts will name them: never the secret."""
 
 
+def read_body(body: bytes) -> ReadBody:
+    """Read a body of bytes. Raises BadRequest when it is no JSON object, or nested too deeply."""
+    return ReadBody(*_read(body, ""))
+
+
 def build_job(
-    body: Mapping[str, object] | bytes,
+    body: Mapping[str, object] | bytes | ReadBody,
     wish: Wish,
     *,
     lane: str,
@@ -83,7 +102,7 @@ def build_job(
     A name that the offer knows as an alias or adapter stands for that model. Raises BadRequest or
     BodyTooLarge. A body of bytes goes through untouched unless the model is missing in it.
     """
-    parsed, raw = _read(body, wish.model)
+    parsed, raw = body if isinstance(body, ReadBody) else _read(body, wish.model)
     model, adapter = resolve(_model_of(parsed, wish.model), wish.adapter, offer)
     bytes_max = min(BODY_BYTES_MAX, offer.body_bytes_max) if offer else BODY_BYTES_MAX
     if len(raw) > bytes_max:
@@ -132,10 +151,31 @@ def _read(body: Mapping[str, object] | bytes, model: str) -> tuple[Mapping[str, 
         if model and "model" not in known:
             known = {**known, "model": model}
             return known, orjson.dumps(known)
-        return known, body if isinstance(body, bytes) else orjson.dumps(known)
+        raw = body if isinstance(body, bytes) else orjson.dumps(known)
+        if raw.count(b"[") + raw.count(b"{") > NESTING_MAX and _is_deeper(known, NESTING_MAX):
+            message = f"the body is nested more than {NESTING_MAX} levels deep; flatten it"
+            raise BadRequest(message)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError, TypeError) as error:
         message = f"the body is no JSON: {error}"
         raise BadRequest(message) from error
+    else:
+        return known, raw
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Say whether containers are nested deeper than so many levels."""
+    level: list[object] = [value]
+    for _ in range(levels):
+        inner: list[object] = []
+        for one in level:
+            if isinstance(one, Mapping):
+                inner += cast("Mapping[str, object]", one).values()
+            else:
+                inner += cast("list[object]", one)
+        level = [one for one in inner if isinstance(one, Mapping | list)]
+        if not level:
+            return False
+    return True
 
 
 def _model_of(parsed: Mapping[str, object], wanted: str) -> str:
@@ -149,6 +189,16 @@ def _model_of(parsed: Mapping[str, object], wanted: str) -> str:
     return named
 
 
+@lru_cache(maxsize=1024)
+def _can_be_model(name: str) -> bool:
+    """Say whether a subject can name it; remembered, as `door` does."""
+    try:
+        escape_model(name)
+    except MalformedName:
+        return False
+    return True
+
+
 def _checked(job: Job) -> Job:
     """Return `job` if its peers will take it. Field bounds are those of the wire."""
     if job.band not in BANDS:
@@ -156,6 +206,9 @@ def _checked(job: Job) -> Job:
         raise BadRequest(message)
     if not is_token(job.id):
         message = f"job id {job.id!r} is not 1 to 64 of the characters A-Z a-z 0-9 _ -"
+        raise BadRequest(message)
+    if not _can_be_model(job.model):
+        message = f"{job.model[:80]!r} can't be a model's name: it is too long for a subject"
         raise BadRequest(message)
     if job.endpoint not in ENDPOINTS:
         message = f"endpoint {job.endpoint!r} is none of {', '.join(ENDPOINTS)}"

@@ -85,6 +85,7 @@ class Ticket:
         "rejected",
         "rejected_at_s",
         "sequence",
+        "started_at_s",
         "state",
         "submission",
         "worker",
@@ -95,6 +96,8 @@ class Ticket:
         self.state = TicketState.QUEUED
         self.record: TerminalRecord | None = None
         self.worker = ""
+        self.started_at_s = 0.0
+        """Unix time at which its last start was heard; 0 before."""
         self.attempt: Attempt | None = None
         self.submission = job.submission
         self.sequence = 0
@@ -175,14 +178,9 @@ class Ticket:
         `whole`, which has the complete answer; so does a job that was not submitted with `stream`.
         Raises JobFailed at the end of a job that did not complete, ClientClosed.
         """
-        while True:
-            chunk = self._chunks.pop() if self._chunks is not None else None
-            if chunk is not None:
-                yield chunk
-            elif self.record is not None:
-                break
-            else:
-                await self._news()
+        while (chunk := await self.next_chunk()) is not None:
+            yield chunk
+        assert self.record is not None, "the chunks end with the job"
         failure = failure_of(self.record)
         if failure is not None and raise_for_kind:
             raise failure
@@ -209,6 +207,26 @@ class Ticket:
             self.attempt = look.attempt or self.attempt
         return look
 
+    async def next_chunk(self) -> Chunk | None:
+        """Wait for the next piece of a streamed answer; None once the job has ended.
+
+        As `stream`, for a reader who must be able to stop waiting and go on later. Raises
+        ClientClosed.
+        """
+        while True:
+            chunk = self._chunks.pop() if self._chunks is not None else None
+            if chunk is not None or self.record is not None:
+                return chunk
+            await self._news()
+
+    async def told(self) -> None:
+        """Wait until it is known where the job stands: its place, its start or its end.
+
+        Raises ClientClosed.
+        """
+        while self._receipt is None and self.state is TicketState.QUEUED:
+            await self._news()
+
     async def cancel(self) -> bool:
         """Ask for the job's cancellation: its record says `cancelled`, unless it ended before.
 
@@ -225,10 +243,13 @@ class Ticket:
             case Queued():
                 self._receipt = event
                 self.state = TicketState.QUEUED
+                self._changed.set()
             case Started(attempt=attempt, worker=worker):
                 if self.attempt is None or attempt >= self.attempt:
                     self.attempt, self.worker = attempt, worker
                     self.state = TicketState.STARTED
+                    self.started_at_s = time.time()
+                    self._changed.set()
             case Tokens():
                 self.state = TicketState.STARTED
                 if self._chunks is not None and self._chunks.add(event):

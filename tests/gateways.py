@@ -14,7 +14,7 @@ from producers.gateway.app import RouteModule, make_app
 from producers.gateway.config import GatewayConfig, KeyConfig
 from producers.gateway.connections import Listener
 from producers.gateway.gateway import Gateway
-from producers.gateway.main import MODULES
+from producers.gateway.routes import MODULES
 from tests.builders import LANE
 from tests.lanes import QUICK
 from tests.responder import Responder

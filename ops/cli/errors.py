@@ -50,6 +50,7 @@ def explain(error: BaseException) -> tuple[str, ExitCode]:
     from broker.bus.base import BusError, LinkDown, NoResponders, Timeout
     from broker.service.status import PageUnavailable
     from broker.wire.settings import SettingsError
+    from producers.gateway.connections import AddressUnavailable
 
     match error:
         case BaseExceptionGroup():
@@ -61,7 +62,7 @@ def explain(error: BaseException) -> tuple[str, ExitCode]:
             text, code = str(error), ExitCode.USAGE
         case LinkDown() | Timeout() | NoResponders():
             text, code = f"the message server does not answer: {error}", ExitCode.UNREACHABLE
-        case BusError() | PageUnavailable():
+        case BusError() | PageUnavailable() | AddressUnavailable():
             text, code = str(error), ExitCode.FAILED
         case KeyboardInterrupt():
             text, code = "interrupted", ExitCode.INTERRUPTED

@@ -63,6 +63,7 @@ COMMANDS = (
     Command("ab", START),
     Command("broker", RUN),
     Command("worker", RUN, "worker"),
+    Command("gateway", RUN),
     Command("config", RUN),
     Command("submit", WORK),
     Command("batch", WORK),

@@ -25,6 +25,7 @@ NATS_PORT = 4222
 """NATS's own; commands find it without being told."""
 
 HTTP_PORT = 9470
+GATEWAY_PORT = 9471
 A_PORT = validators.Number(gte=0, lte=65535)
 CONTEXT_TOKENS_OF_A_REAL_MODEL = 8192
 RESTART_PAUSE_S = 1.0
@@ -33,6 +34,10 @@ RESTART_PAUSE_S = 1.0
 _WAYS_IN = """\
 The cluster is up: {workers} workers, model {model}. Everything is in {folder}.
 
+  the OpenAI API      base_url = "{gateway}/v1", api_key = "{key}"
+                      curl {gateway}/v1/chat/completions -H "Authorization: Bearer {key}" \\
+                        -H "Content-Type: application/json" \\
+                        -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "?"}}]}}'
   ask                 {inferlane} submit "Hello"{url} --lane online --stream
   run a batch         {inferlane} batch run IN.jsonl{url} --lane offline --output OUT.jsonl
   look                {inferlane} workers{url}        {inferlane} lanes{url}
@@ -46,7 +51,7 @@ Ctrl-C ends it; jobs and results stay in the folder for the next `inferlane up`.
 
 
 @app.default
-def up(
+def up(  # noqa: PLR0913 - one parameter is one flag.
     *,
     gguf: Annotated[
         Path | None, Parameter(help="Serve this model; else a tiny one that talks nonsense.")
@@ -75,8 +80,11 @@ def up(
     http_port: Annotated[
         int, Parameter(help="Port of the status page; 0 for any.", validator=A_PORT)
     ] = HTTP_PORT,
+    gateway_port: Annotated[
+        int, Parameter(help="Port of the OpenAI API; 0 for any.", validator=A_PORT)
+    ] = GATEWAY_PORT,
 ) -> int:
-    """Run NATS, a broker and workers until Ctrl-C, and say how to use them.
+    """Run NATS, a broker, workers and a gateway until Ctrl-C, and say how to use them.
 
     With --gguf the default is one worker; without, four on a tiny model.
     """
@@ -96,6 +104,7 @@ def up(
     check_folder(folder)
     check_port(port, option="--port", what="NATS")
     check_port(http_port, option="--http-port", what="the status page")
+    check_port(gateway_port, option="--gateway-port", what="the OpenAI API")
     wanted = setting.Setting(
         folder=folder.resolve(),
         url="",
@@ -106,6 +115,7 @@ def up(
         context_tokens=CONTEXT_TOKENS_OF_A_REAL_MODEL if real else setting.CONTEXT_TOKENS,
         threads=max(1, (os.cpu_count() or 1) // count) if real else 1,
         http_port=http_port,
+        gateway_port=gateway_port,
         model=model,
     )
     failed = False
@@ -133,7 +143,7 @@ async def _keep_up(wanted: "Setting", *, workers: int, port: int) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    sys.stderr.write("Starting NATS, a broker and the workers ...\n")
+    sys.stderr.write("Starting NATS, a broker, the workers and a gateway ...\n")
     async with cluster, asyncio.TaskGroup() as group:
         serving = group.create_task(_serve(cluster, wanted, workers=workers))
         stopping = group.create_task(stop.wait())
@@ -146,8 +156,9 @@ async def _serve(cluster: "LocalCluster", wanted: "Setting", *, workers: int) ->
     """Start everything, say how to use it, and start again what ends."""
     from broker.bus.nats import connect
     from ops.demo.run import start_members, until_ready
+    from ops.demo.setting import ONLINE_KEY
 
-    members = await start_members(cluster, wanted, workers=workers)
+    members = await start_members(cluster, wanted, workers=workers, gateways=1)
     bus = await connect(cluster.url, name="inferlane-up")
     try:
         await until_ready(bus, workers=workers)
@@ -162,6 +173,8 @@ async def _serve(cluster: "LocalCluster", wanted: "Setting", *, workers: int) ->
             nats=cluster.url,
             url="" if is_default else f" --url {cluster.url}",
             page=members[0].said.get("http", ""),
+            gateway=members[-1].said.get("http", ""),
+            key=ONLINE_KEY,
             inferlane=_command(),
         )
     )

@@ -101,12 +101,13 @@ async def run_demo(
 
 
 async def start_members(
-    cluster: LocalCluster, wanted: setting.Setting, *, workers: int
+    cluster: LocalCluster, wanted: setting.Setting, *, workers: int, gateways: int = 0
 ) -> list[Member]:
-    """Start a broker and workers. Raises ClusterError."""
+    """Start a broker, workers and gateways. Raises ClusterError."""
     config = setting.write_config(replace(wanted, url=cluster.url))
     members = [cluster.add_broker("broker-1", config)]
     members += [cluster.add_worker(f"worker-{number + 1}", config) for number in range(workers)]
+    members += [cluster.add_gateway(f"gateway-{number + 1}", config) for number in range(gateways)]
     await cluster.start(*members)
     return members
 

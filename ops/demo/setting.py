@@ -8,6 +8,10 @@ OFFLINE_LANE = "offline"
 MODEL = "tiny"
 CHAT_BAND = 1
 
+ONLINE_KEY = "sk-online"
+OFFLINE_KEY = "sk-offline"
+"""Bearer keys of the two lanes. No secrets: all of it listens on loopback."""
+
 TINY_GGUF = Path(__file__).parents[1] / "tiny_model" / "tiny.gguf"
 
 CONTEXT_TOKENS = 4096
@@ -46,6 +50,18 @@ queued_jobs_max = 400
 [producer.client]
 cache_scope = "cluster"
 
+[gateway]
+port = {gateway_port}
+
+[gateway.keys.online]
+lane = "{online}"
+key = "{online_key}"
+
+[gateway.keys.offline]
+lane = "{offline}"
+key = "{offline_key}"
+band = 2
+
 [worker]
 worker = "worker"
 engine = "{engine}"
@@ -69,12 +85,13 @@ class Setting:
     context_tokens: int = CONTEXT_TOKENS
     threads: int = 1
     http_port: int = 0
+    gateway_port: int = 0
     leader_ttl_s: float = 5.0
     model: str = MODEL
 
 
 def write_config(setting: Setting) -> Path:
-    """Write the configuration file that broker and workers read; return its path."""
+    """Write the configuration file that all programs of the cluster read; return its path."""
     llama = (
         f'gguf = "{setting.gguf}"\ncontext_tokens = {setting.context_tokens}\n'
         f"cache_ram_mib = 0\nthreads = {setting.threads}"
@@ -85,6 +102,8 @@ def write_config(setting: Setting) -> Path:
             **{name: getattr(setting, name) for name in setting.__dataclass_fields__},
             online=ONLINE_LANE,
             offline=OFFLINE_LANE,
+            online_key=ONLINE_KEY,
+            offline_key=OFFLINE_KEY,
             engine_lines=llama if setting.engine == "llama" else 'profile = "demo"',
         )
     )

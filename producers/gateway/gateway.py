@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import structlog
 from aiohttp import web
+from msgspec import structs
 
 from broker.bus.base import Bus
 from producers.gateway.auth import Caller, Keys
@@ -71,7 +72,10 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         self.tasks = await self._group.enter_async_context(asyncio.TaskGroup())
-        self.lanes = LaneClients(self.bus, self.config.client, self.tasks)
+        patience = structs.replace(
+            self.config.client, stream_bytes_max=self.config.stream_bytes_max
+        )
+        self.lanes = LaneClients(self.bus, patience, self.tasks)
         return self
 
     async def __aexit__(self, *_: object) -> None:

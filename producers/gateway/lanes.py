@@ -14,6 +14,10 @@ from producers.client import Client
 from producers.config import ClientConfig
 from producers.errors import ClientClosed, ProducerError
 
+OFFER_AGE_S = 1.0
+"""What a lane offers is read anew at most this often: a caller could ask for no model at all, again
+and again."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -27,6 +31,7 @@ class LaneClients:
         self._id = new_job_id()
         """Where answers for this process go; the same in all lanes, another after a restart."""
         self._open: dict[str, asyncio.Future[Client]] = {}
+        self._offer_at_s: dict[str, float] = {}
         self._stop = asyncio.Event()
 
     async def of(self, lane: str) -> Client:
@@ -43,10 +48,16 @@ class LaneClients:
         # Shielded: a caller that leaves must not end the opening for the others.
         return await asyncio.shield(opened)
 
-    def opened(self) -> list[Client]:
-        """Return the clients that are open now."""
-        done = [one for one in self._open.values() if one.done() and not one.cancelled()]
-        return [one.result() for one in done if one.exception() is None]
+    async def refresh_offer(self, lane: str) -> None:
+        """Read anew what a lane offers, unless that was done a moment ago.
+
+        Raises as `of`.
+        """
+        client = await self.of(lane)
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._offer_at_s.get(lane, -OFFER_AGE_S) + OFFER_AGE_S:
+            self._offer_at_s[lane] = now_s
+            await client.refresh_offer()
 
     def stop(self) -> None:
         """End all clients: whoever waits on a job is told, and jobs go on."""

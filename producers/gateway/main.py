@@ -17,14 +17,11 @@ from broker.bus import logs
 from broker.bus.base import Bus
 from producers.client import connect_bus
 from producers.errors import ProducerError
-from producers.gateway import health
 from producers.gateway.app import RouteModule, make_app
 from producers.gateway.config import GatewayConfig
 from producers.gateway.connections import AddressUnavailable, Listener
 from producers.gateway.gateway import Gateway
-
-MODULES: tuple[RouteModule, ...] = (health.routes,)
-"""Every part of the API."""
+from producers.gateway.routes import MODULES
 
 _log = structlog.get_logger(__name__)
 

@@ -7,6 +7,7 @@ from broker.service.config import ConfigError
 from broker.service.status import PageUnavailable
 from broker.wire.settings import Problem
 from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable, explain, masked
+from producers.gateway.connections import AddressUnavailable
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,7 @@ from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable, explain
         (StreamFull("JOBS_a is full"), "JOBS_a is full", ExitCode.FAILED),
         (BusError("too old"), "too old", ExitCode.FAILED),
         (PageUnavailable("port taken"), "port taken", ExitCode.FAILED),
+        (AddressUnavailable("port taken"), "port taken", ExitCode.FAILED),
         (KeyboardInterrupt(), "interrupted", ExitCode.INTERRUPTED),
         (
             FileNotFoundError(2, "No such file or directory", "in.jsonl"),
