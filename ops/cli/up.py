@@ -35,9 +35,7 @@ _WAYS_IN = """\
 The cluster is up: {workers} workers, model {model}. Everything is in {folder}.
 
   the OpenAI API      base_url = "{gateway}/v1", api_key = "{key}"
-                      curl {gateway}/v1/chat/completions -H "Authorization: Bearer {key}" \\
-                        -H "Content-Type: application/json" \\
-                        -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "?"}}]}}'
+                      curl {gateway}/v1/models -H "Authorization: Bearer {key}"
   ask                 {inferlane} submit "Hello"{url} --lane online --stream
   run a batch         {inferlane} batch run IN.jsonl{url} --lane offline --output OUT.jsonl
   look                {inferlane} workers{url}        {inferlane} lanes{url}

@@ -31,9 +31,59 @@ class AddressUnavailable(Exception):
 
 
 class Connection(web.RequestHandler):
-    """One HTTP connection."""
+    """One HTTP connection, cut off when its peer takes nothing of what is written to it."""
 
-    __slots__ = ()
+    __slots__ = ("_unsent_bytes", "_watch", "_write_s_max")
+
+    def __init__(
+        self,
+        manager: web.Server,
+        *,
+        write_s_max: float,
+        loop: asyncio.AbstractEventLoop,
+        handler_args: Mapping[str, Any],
+    ) -> None:
+        super().__init__(manager, loop=loop, **handler_args)
+        self._write_s_max = write_s_max
+        self._watch: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+
+    def pause_writing(self) -> None:
+        """Begin to watch whether the peer takes anything."""
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        """He has taken most of it."""
+        super().resume_writing()
+        self._watch_no_more()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Nothing is left to watch."""
+        self._watch_no_more()
+        super().connection_lost(exc)
+
+    def _watch_writing(self) -> None:
+        if self.transport is not None:
+            self._look_later(self.transport)
+
+    def _look_later(self, transport: asyncio.Transport) -> None:
+        self._unsent_bytes = transport.get_write_buffer_size()
+        loop = asyncio.get_running_loop()
+        self._watch = loop.call_later(self._write_s_max, self._judge, transport)
+
+    def _judge(self, transport: asyncio.Transport) -> None:
+        """Cut off a peer who has taken nothing since the last look: a close would wait for him."""
+        # A stream adds to what is unsent only once he has taken some.
+        if transport.get_write_buffer_size() >= self._unsent_bytes:
+            transport.abort()
+        else:
+            self._look_later(transport)
+
+    def _watch_no_more(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
 
     def handle_error(
         self,
@@ -105,7 +155,12 @@ class BoundedSite(web.BaseSite):
             if len(server.connections) >= self._gateway.config.connections_max:
                 self._gateway.metrics.refused_connections.inc()
                 return _Refusal()
-            return Connection(server, loop=loop, **self._handler_args)
+            return Connection(
+                server,
+                write_s_max=self._gateway.config.write_s_max,
+                loop=loop,
+                handler_args=self._handler_args,
+            )
 
         self._server = await loop.create_server(
             connection, self._host, self._port, backlog=self._backlog
