@@ -174,8 +174,10 @@ class Desk:
         if audience is None:
             live = client.ticket_of(key[1])
             _check_same(live.job.body if live else None, question)
+            # A job that lives and has no reader is one that somebody will ask for later.
+            is_kept = live is not None and key not in self._left
             audience = self._audiences[key] = _Audience(
-                asyncio.get_running_loop().create_future(), question.body.raw
+                asyncio.get_running_loop().create_future(), question.body.raw, is_kept=is_kept
             )
             # Whoever waits may have left when it fails.
             audience.ticket.add_done_callback(lambda done: done.cancelled() or done.exception())
