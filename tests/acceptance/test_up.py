@@ -92,7 +92,7 @@ async def _start(folder: Path) -> asyncio.subprocess.Process:
     """Start the command with modelled engines on free ports."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ops.cli.main", "up", "--engine", "fake", "--workers", "2"),
-        *("--port", "0", "--http-port", "0", "--folder", str(folder)),
+        *("--port", "0", "--http-port", "0", "--gateway-port", "0", "--folder", str(folder)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
