@@ -98,7 +98,7 @@ async def test_an_answer_as_a_stream(tmp_path: Path, path: str) -> None:
             assert answer.headers["X-Inferlane-Job-Id"]
             events = events_of(await answer.read())
     assert streamed_text(events) == text_of(whole)
-    assert len(events) > 2
+    assert len(events) >= 2, "pieces, which a busy machine may join, and their end"
     if path == "/v1/responses":
         assert events[-1][0] == "response.completed"
         assert text_of(events[-1][1]["response"]) == text_of(whole)
