@@ -194,3 +194,16 @@ def check_estimates(scheduler: Scheduler, router: Router) -> None:
                 and jobs_refusal(queue.rows) is None
             )
             assert not is_free or waits[0] == 0.0, f"{waits[0]} s told beside a free slot"
+
+
+def accounts_of(scheduler: Scheduler) -> tuple[object, ...]:
+    """Return all that is counted, owed or lent, to be compared."""
+    views, pools = scheduler.views, scheduler._mind.queues.pools.values()
+    lanes = [
+        (pool.model, lane, band, pool.counters.counter(lane, band=band))
+        for pool in pools
+        for (lane, band), queue in pool.queues.items()
+        if queue.waiting_jobs or queue.inflight_jobs
+    ]
+    owed = [pool.shares.owed_tokens(band) for pool in pools for band in BANDS]
+    return views.rows(), views.workers(), lanes, owed, sorted(scheduler._mind.queues.waiting)

@@ -63,6 +63,7 @@ from broker.wire.messages import (
 )
 from tests.unit.core.cluster import in_flight, keys
 from tests.unit.core.invariants import (
+    accounts_of,
     check_estimates,
     check_rows,
     check_sums,
@@ -227,7 +228,10 @@ class World:
             **fields,
         )
         self.jobs[job.key] = job
-        self.step(JobHeld(self.at_s, job))
+        before = accounts_of(self.scheduler)
+        decisions = self.step(JobHeld(self.at_s, job))
+        if len(decisions) == 1 and isinstance(decisions[0], Reject):
+            assert accounts_of(self.scheduler) == before, "a rejection changes nothing"
         return job
 
     # ---- agents ----
