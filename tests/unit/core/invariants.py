@@ -205,5 +205,10 @@ def accounts_of(scheduler: Scheduler) -> tuple[object, ...]:
         for (lane, band), queue in pool.queues.items()
         if queue.waiting_jobs or queue.inflight_jobs
     ]
-    owed = [pool.shares.owed_tokens(band) for pool in pools for band in BANDS]
+    owed = [
+        (pool.model, band, tokens)
+        for pool in pools
+        for band in BANDS
+        if (tokens := pool.shares.owed_tokens(band))
+    ]
     return views.rows(), views.workers(), lanes, owed, sorted(scheduler._mind.queues.waiting)
