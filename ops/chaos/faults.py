@@ -1,6 +1,7 @@
 """Faults carried out on a stage: each is done, waited for, undone, and told as a `Strike`."""
 
 import asyncio
+import os
 import random
 import signal
 import time
@@ -329,7 +330,7 @@ async def _bounded(stage: Stage, spec: StreamSpec) -> None:
 
 
 async def _hit(stage: Stage, fault: Fault) -> Strike:
-    """Run a command of the cluster's owner. Raises ClusterError when it fails."""
+    """Run a command of the cluster's owner. Raises ClusterError when it fails or takes too long."""
     hit, at_s = _picked(fault, stage.hits), time.time()
     process = await asyncio.create_subprocess_shell(
         hit.command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
@@ -337,10 +338,13 @@ async def _hit(stage: Stage, fault: Fault) -> Strike:
     try:
         async with asyncio.timeout(HIT_S_MAX):
             _, said = await process.communicate()
-    except BaseException:
+    except TimeoutError as error:
+        message = f"`{hit.command}` took more than {HIT_S_MAX:g} s"
+        raise ClusterError(message) from error
+    finally:
         with suppress(ProcessLookupError):
-            process.kill()
-        raise
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)  # It leads a session of its own.
     if process.returncode:
         text = said.decode(errors="replace").strip()[-HIT_TEXT_CHARS_MAX:]
         message = f"`{hit.command}` ended with code {process.returncode}: {text}"

@@ -114,6 +114,8 @@ class Proxy:
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 await self._flowing.wait()
+                if writer.is_closing():
+                    break  # Cut from the other side, while this chunk came.
                 writer.write(data)
                 await writer.drain()
         except OSError:
