@@ -47,6 +47,10 @@ PROMISED = {
 """What is promised after which kind of fault."""
 
 
+GIVEN_ROOM = frozenset({Promise.KILLED_WORKER, Promise.DEAD_LEADER})
+"""Promised of jobs that find a free worker."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timed:
     """How long one fault's promise took."""
@@ -76,17 +80,22 @@ def timed(
     *,
     setting: Setting,
     loaded_until_s: float = inf,
+    has_room: bool = True,
     crowd: Callable[[float, float], float] = lambda _from_s, _to_s: 0.0,
 ) -> tuple[Timed, ...]:
     """Time all that is promised. `history` is in the order of time, as are `strikes`.
 
     `loaded_until_s`: when the producers were told to stop; without load nothing has to go on.
+    `has_room`: with one worker gone there are slots for all that may run; without them nothing is
+    promised of when jobs are dispatched.
     `crowd`: the share of a time, from and until, in which something waited for a processor.
     """
     found: list[Timed] = []
     for number, strike in enumerate(strikes):
         next_at_s = strikes[number + 1].at_s if number + 1 < len(strikes) else loaded_until_s
         for promise in PROMISED.get(strike.kind, ()):
+            if promise in GIVEN_ROOM and not has_room:
+                continue
             limit_s, (from_s, took_s) = _limit_s(promise, setting), _TIMES[promise](history, strike)
             due_s = from_s + limit_s
             alone = due_s <= next_at_s and not strike.in_midst

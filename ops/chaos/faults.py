@@ -342,9 +342,10 @@ async def _hit(stage: Stage, fault: Fault) -> Strike:
         message = f"`{hit.command}` took more than {HIT_S_MAX:g} s"
         raise ClusterError(message) from error
     finally:
-        with suppress(ProcessLookupError):
-            if process.returncode is None:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # It leads a session of its own.
+            await process.communicate()
     if process.returncode:
         text = said.decode(errors="replace").strip()[-HIT_TEXT_CHARS_MAX:]
         message = f"`{hit.command}` ended with code {process.returncode}: {text}"

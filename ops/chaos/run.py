@@ -22,7 +22,7 @@ from ops.chaos.plan import Kind, kinds_of, plan
 from ops.chaos.plants import Plant
 from ops.chaos.remains import queued, remains
 from ops.chaos.report import Judgement, report
-from ops.chaos.setting import ROWS, Hit, Load, Setting
+from ops.chaos.setting import ROWS, Hit, Load, Setting, has_room
 from ops.chaos.stage import Stage
 
 INFLIGHT_JOBS_MIN = 50
@@ -221,6 +221,7 @@ def judge(options: Options, outcome: Outcome) -> tuple[Judgement, dict[str, obje
         outcome.strikes,
         setting=Setting.of(options.nats_nodes),
         loaded_until_s=outcome.loaded_until_s,
+        has_room=has_room(options.workers),
         crowd=outcome.crowd.share,
     )
     judgement = Judgement(

@@ -144,6 +144,11 @@ class Row:
 ROWS = (Row(ONLINE_LANE, ONLINE_JOBS_MAX), Row(OFFLINE_LANE, OFFLINE_JOBS_MAX))
 
 
+def has_room(workers: int) -> bool:
+    """Say whether all that the rows allow has slots also with one of so many workers gone."""
+    return (workers - 1) * SLOTS >= sum(row.jobs_max for row in ROWS)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What depends on the number of message servers."""

@@ -9,7 +9,7 @@ from ops.chaos.bounds import PROMISED, WORDS, Promise, Timed, figures, timed, to
 from ops.chaos.checker import Strike
 from ops.chaos.history import Acked, Held, HistoryEvent, Submitted, ordered
 from ops.chaos.plan import Kind
-from ops.chaos.setting import Setting
+from ops.chaos.setting import Setting, has_room
 from tests.chaos_histories import BROKER, JOB, PRODUCER, a_life, a_record, a_strike, an_order
 
 ONE = Setting.of(1)
@@ -147,6 +147,14 @@ def test_no_crowd_is_a_reason_to_be_four_times_too_late(events: list[HistoryEven
     strikes = [a_strike(Kind.TERM_WORKER, 3.0, back_at_s=4.0)]
     (found,) = timed(events, strikes, setting=ONE, crowd=lambda _from_s, _to_s: 1.0)
     assert found.missed
+
+
+def test_without_room_for_its_jobs_nothing_is_promised_of_their_dispatch() -> None:
+    """Four workers are enough, three are not; an agent is to be back all the same."""
+    strikes = [a_strike(Kind.KILL_WORKER, 3.0, back_at_s=4.0), a_strike(Kind.KILL_LEADER, 30.0)]
+    found = timed([an_order(1.0)], strikes, setting=ONE, has_room=has_room(3))
+    assert [one.promise for one in found] == [Promise.AGENT_BACK]
+    assert has_room(4)
 
 
 def test_what_came_after_the_end_of_the_load_need_not_be_in_time() -> None:
