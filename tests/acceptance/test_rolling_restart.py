@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from broker.bus.nats import NatsBus
 from broker.service.election import leader_now
 from broker.wire.messages import Kind, TerminalRecord
@@ -20,7 +22,7 @@ LANES = {"online": 1, "offline": 3}
 IN_FLIGHT = 12
 """Jobs that each lane keeps in flight or waiting: more than a worker has slots."""
 
-WORKERS = 3
+WORKERS = 2
 DRAIN_S_MAX = 30.0
 
 
@@ -110,6 +112,7 @@ async def handed_over(cluster: LocalCluster, bus: NatsBus, load: Load) -> float:
     return took_s
 
 
+@pytest.mark.timeout(180)
 async def test_everything_is_restarted_under_load_without_one_failed_job(
     start_cluster: StartCluster,
 ) -> None:
