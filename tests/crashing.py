@@ -104,7 +104,7 @@ def kill_now() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def crash_at(place: str, *, die: Callable[[], None] = kill_now) -> Fault:
+def crash_at(place: str, *, die: Callable[[], object] = kill_now) -> Fault:
     """Die at `operation:count:before|after`; with a fourth part only calls on such subjects count.
 
     `publish:1:before:out.` is before the first publish on a subject that begins with `out.`.

@@ -17,8 +17,11 @@ from broker.service.queues import bounds_of, queue_addresses, topology_of
 from broker.service.retiring import STREAM_BANDS, former_lanes
 from broker.wire import subjects
 
-RELOADED = ("policy", "streams")
-"""Tables that a reload takes; changes of `[nats]` and `[broker]` need a restart."""
+RELOADED = ("policy", "streams", "retention")
+"""Tables that a reload takes."""
+
+RESTARTED = ("nats", "broker")
+"""Tables whose changes need a restart."""
 
 
 def merged(running: Config, given: Config) -> tuple[Config, tuple[str, ...]]:
@@ -26,7 +29,7 @@ def merged(running: Config, given: Config) -> tuple[Config, tuple[str, ...]]:
     config = replace(running, **{table: getattr(given, table) for table in RELOADED})
     late = [
         f"{table}.{key}"
-        for table in ("nats", "broker")
+        for table in RESTARTED
         for key, value in asdict(getattr(given, table)).items()
         if value != getattr(getattr(running, table), key)
     ]

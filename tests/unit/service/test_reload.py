@@ -12,7 +12,7 @@ from broker.bus.base import BusError, NotFound
 from broker.core.policy import LanePolicy, Policy, QuotaRow
 from broker.service import retiring as retiring_module
 from broker.service.config import Config
-from broker.service.reload import merged
+from broker.service.reload import RELOADED, RESTARTED, merged
 from broker.wire import subjects
 from broker.wire.codec import decode, encode
 from broker.wire.messages import Kind, LaneOffer, Reason
@@ -249,6 +249,12 @@ async def test_quota_rows_count_from_the_reload_on(tmp_path: Path) -> None:
         ticket = await client.submit(a_chat(), band=2)
         kind, reason = await ended(ticket)
         assert (kind, reason) == (Kind.REJECTED, Reason.QUEUE_FULL)
+
+
+def test_every_table_of_the_file_is_reloaded_or_needs_a_restart() -> None:
+    """But for those of other programs, which a broker does not read."""
+    others = ("worker", "producer", "gateway")
+    assert sorted((*RELOADED, *RESTARTED, *others)) == sorted(Config.__struct_fields__)
 
 
 def test_what_needs_a_restart_is_named_and_left() -> None:
