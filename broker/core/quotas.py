@@ -31,9 +31,11 @@ class Quotas:
         for usage in self.rows:
             known = stored.get(usage.row.lane) if usage.bounds_results else None
             if known is not None:
-                usage.stored_bytes = known.stored_bytes
-                usage.result_bytes_mean = known.result_bytes_mean
-                usage.stored_bytes_max = known.stored_bytes_max
+                usage.results_stand(
+                    known.stored_bytes,
+                    mean_bytes=known.result_bytes_mean,
+                    bytes_max=known.stored_bytes_max,
+                )
         form_cohorts(self.rows)
         self.released: dict[str, None] = {}
         """Models whose jobs may pass again since this was last cleared."""
@@ -107,8 +109,7 @@ class Quotas:
         for usage in self.rows:
             if usage.row.lane == lane and usage.row.result_bytes_max is not None:
                 lacked = usage.lacks_result_room
-                usage.stored_bytes, usage.result_bytes_mean = stored_bytes, mean_bytes
-                usage.stored_bytes_max = bytes_max
+                usage.results_stand(stored_bytes, mean_bytes=mean_bytes, bytes_max=bytes_max)
                 if lacked and not usage.lacks_result_room:
                     self._gave_way(usage)
 

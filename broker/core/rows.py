@@ -57,8 +57,15 @@ class RowUsage:
     result_bytes_mean: float = RESULT_BYTES_TYPICAL
     stored_bytes_max: float = math.inf
     """What the stream of its lane's results can hold, where that is less than the row allows."""
+    result_bytes_limit: float = field(init=False, default=math.inf)
+    """Bytes of results that may stand: the row's bound, or its stream's if that is less."""
     claim: Claim | None = None
     """A seat and tokens of it are kept for a job that would wait for ever."""
+
+    def __post_init__(self) -> None:
+        """Take the row's own bound, until the server tells its stream's."""
+        if self.row.result_bytes_max is not None:
+            self.result_bytes_limit = float(self.row.result_bytes_max)
 
     def claimed_tokens(self, job: JobSpec) -> float:
         """Tell how many of its tokens are kept from a job."""
@@ -78,14 +85,15 @@ class RowUsage:
     @property
     def lacks_result_room(self) -> bool:
         """Whether the result of one more job would be too much."""
-        if self.row.result_bytes_max is None:
-            return False
-        return self.result_bytes + self.result_bytes_mean > self.result_bytes_limit
+        taken_bytes = self.stored_bytes + (self.inflight_jobs + 1) * self.result_bytes_mean
+        return taken_bytes > self.result_bytes_limit
 
-    @property
-    def result_bytes_limit(self) -> float:
-        """Bytes of results that may stand: the row's bound, or its stream's if that is less."""
-        return min(float(self.row.result_bytes_max or 0), self.stored_bytes_max)
+    def results_stand(self, stored_bytes: float, *, mean_bytes: float, bytes_max: float) -> None:
+        """Take what the server says of its lane's results."""
+        self.stored_bytes, self.result_bytes_mean = stored_bytes, mean_bytes
+        self.stored_bytes_max = bytes_max
+        if self.row.result_bytes_max is not None:
+            self.result_bytes_limit = min(float(self.row.result_bytes_max), bytes_max)
 
     def keeps_seat(self, job: JobSpec) -> bool:
         """Say whether its last seat is kept from a job."""

@@ -67,7 +67,8 @@ class Election:
     def write_s(self) -> float:
         """Seconds that the last renewal of the key took, or the one under way has taken so far.
 
-        It is a small write like any other, so it tells how the server's disk is; 0 before any.
+        It is a small write like any other, so it tells how the server's disk is; 0 while another
+        leads.
         """
         if self._writing_since_s is None:
             return self._write_s
@@ -130,6 +131,7 @@ class Election:
 
     async def resign(self) -> None:
         """Free the key at once, so that a successor needn't wait for it to run out."""
+        self._write_s = 0.0
         try:
             await self._bus.kv_delete(LEADER_BUCKET, LEADER_KEY, revision=self._revision)
         except BusError as error:

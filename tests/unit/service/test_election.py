@@ -9,7 +9,7 @@ from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
 from broker.service.election import STEP_DOWN_SHARE, Election, Term, leader_now
 from broker.wire.subjects import LEADER_BUCKET, LEADER_KEY
-from tests.crashing import Failing, faulty
+from tests.crashing import Failing, Gate, faulty
 from tests.turns import until
 
 TTL_S = 5.0
@@ -191,3 +191,25 @@ async def test_a_resignation_that_cannot_be_sent_leaves_the_key_to_run_out() -> 
     election._bus = link
     await election.resign()
     assert await leader_now(bus) is not None
+
+
+async def test_a_renewals_time_is_told_while_it_lasts_and_after_it() -> None:
+    """It is what the `store` watchdog looks at; whoever leads no more says nothing of it."""
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    gate = Gate("kv_update")
+    election = Election(faulty(bus, gate), broker="b1", ttl_s=TTL_S, now=clock.now_s)
+    term = await election.win()
+    assert election.write_s == 0.0
+    keeping = asyncio.create_task(election.keep(term))
+    await gate.reached.wait()
+    clock.advance(0.7)
+    assert election.write_s == pytest.approx(0.7)
+    clock.advance(0.2)
+    gate.open.set()
+    await until(lambda: election._writing_since_s is None)
+    assert election.write_s == pytest.approx(0.9)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await election.resign()
+    assert election.write_s == 0.0
