@@ -31,7 +31,7 @@ from broker.service.queues import queue_consumers, results_ages_s, window_of
 from broker.service.reconcile import Reconciler
 from broker.service.recovery import collect_inventories, reset_queues, until_answered
 from broker.service.redelivered import Redelivered
-from broker.service.reload import declare, offer
+from broker.service.reload import close, declare, offer, withdraw
 from broker.service.renewals import Renewals
 from broker.service.results_room import ResultsRoom, policy_of
 from broker.service.retiring import Retiring, former_queues
@@ -211,6 +211,8 @@ class Leadership:
         if self.declares:
             await until_answered(lambda: declare(self._bus, self._config))
             await until_answered(lambda: offer(self._bus, self._config))
+        await until_answered(lambda: close(self._bus, self._config))
+        await until_answered(lambda: withdraw(self._bus, self._config))
         former = await until_answered(lambda: former_queues(self._bus, self._config))
         marks = await reset_queues(self._bus, {**self.pulls.queues, **former})
         self.redelivered.expect({one.address: one.delivered_sequence for one in marks})
@@ -272,6 +274,7 @@ class Leadership:
         queues = queue_consumers(config)
         async with self.retiring.still:
             await declare(self._bus, config)
+            await close(self._bus, config)
             gone = [address for address in self.pulls.queues if address not in queues]
             self._config = self.retiring.config = config
             self.loop.tell(PolicyChanged(self._now(), policy_of(config)))
@@ -283,6 +286,7 @@ class Leadership:
                 await until_answered(partial(self._open, address, spec))
             await until_answered(lambda: self.retiring.take(gone))
             await until_answered(lambda: offer(self._bus, config))
+            await until_answered(lambda: withdraw(self._bus, config))
         _log.info("reload.done", queues=len(queues), leaving=len(gone))
 
     def _taken(self, address: JobAddress, deliveries: list[Delivery]) -> None:

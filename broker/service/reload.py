@@ -37,11 +37,15 @@ def merged(running: Config, given: Config) -> tuple[Config, tuple[str, ...]]:
 
 
 async def declare(bus: Bus, config: Config) -> None:
-    """Bring streams, buckets and consumers to a configuration; nothing more comes into others.
-
-    Raises BusError.
-    """
+    """Bring streams, buckets and consumers to a configuration. Raises BusError."""
     await topology.apply(bus, topology_of(config))
+
+
+async def close(bus: Bus, config: Config) -> None:
+    """Let nothing more come into streams that a configuration has no more. Raises BusError.
+
+    Only a leader may: a standby with another file would shut the door of lanes that are served.
+    """
     wanted = {subjects.jobs_stream(at.lane, at.band) for at in queue_addresses(config.policy)}
     lanes = (*(lane.name for lane in config.policy.lanes), *await former_lanes(bus, config))
     for lane in lanes:
@@ -55,6 +59,10 @@ async def offer(bus: Bus, config: Config) -> None:
     """Tell clients what they may ask for now. Raises BusError."""
     told = await told_bytes_per_token(bus, config)
     await publish_offers(bus, config, bytes_per_token=told)
+
+
+async def withdraw(bus: Bus, config: Config) -> None:
+    """Tell clients of lanes that are no more. Only a leader may. Raises BusError."""
     for lane in await former_lanes(bus, config):
         await withdraw_offer(bus, lane)
 

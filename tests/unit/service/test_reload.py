@@ -240,6 +240,19 @@ async def test_a_standby_takes_what_it_will_lead_with(tmp_path: Path) -> None:
         assert JobAddress(NEW_LANE, 0, MODEL) in second.leader.pulls.queues
 
 
+async def test_a_standby_with_another_file_shuts_no_door(tmp_path: Path) -> None:
+    """Started by mistake with one lane less: the leader's lanes are served as before."""
+    async with a_cluster(tmp_path) as cluster:
+        less = with_policy(cluster.config, lanes=(LanePolicy(name=OTHER_LANE),))
+        await cluster.start_broker("b2", config=less)
+        gone = await offered(cluster, LANE)
+        assert gone is not None
+        assert gone.models == (MODEL,)
+        async with cluster.client() as client:
+            ticket = await client.submit(a_chat(), band=2)
+            assert await ended(ticket) == (Kind.COMPLETED, None)
+
+
 async def test_quota_rows_count_from_the_reload_on(tmp_path: Path) -> None:
     """The mind takes the whole policy."""
     async with a_cluster(tmp_path, workers=0) as cluster, cluster.client() as client:
