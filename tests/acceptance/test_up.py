@@ -14,9 +14,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import openai
 import pytest
 
 from ops.cluster import LOCK_FILE
+from ops.demo.setting import ONLINE_KEY
 from producers.client import Client
 from tests.acceptance.test_kills import a_chat
 
@@ -102,6 +104,9 @@ async def _start(folder: Path) -> asyncio.subprocess.Process:
 async def test_it_serves_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> None:
     """A job runs; a second one in the same folder is refused; a killed worker comes back."""
     async with an_up(tmp_path / "up") as up:
+        gateway = (await up.until("base_url")).split('"')[1]
+        async with openai.AsyncOpenAI(base_url=gateway, api_key=ONLINE_KEY) as door:
+            assert [model.id async for model in door.models.list()] == ["tiny"]
         async with Client.connect(await up.url(), lane="online") as client:
             record = await (await client.submit(a_chat())).result(20)
         second = await _start(up.folder)
