@@ -216,14 +216,14 @@ class Desk:
             wish = question.wish.copy()
             wish["job_id"] = key[1]
             ticket = await client.submit(question.body, known=question.is_named, **wish)
+        except asyncio.CancelledError:
+            submitted.cancel()
+            raise
         except Exception as error:  # noqa: BLE001 - told to whoever waits; the gateway goes on
             submitted.set_exception(error)
-            return
-        finally:
-            if not submitted.done() and self._gateway.leaving:
-                submitted.cancel()
-        self._gateway.metrics.jobs.labels(caller.lane, caller.name).inc()
-        submitted.set_result(ticket)
+        else:
+            self._gateway.metrics.jobs.labels(caller.lane, caller.name).inc()
+            submitted.set_result(ticket)
 
     def _leave(self, key: _Key, audience: _Audience) -> None:
         """Forget a job that nobody waits on; cancel it unless it has ended or is kept."""

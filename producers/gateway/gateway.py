@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Self
 
 import structlog
@@ -64,6 +64,8 @@ class Gateway:
         """It was told to stop: what is under way may end, and nothing new begins."""
         self.under_way = UnderWay()
         """Requests."""
+        self.errands = UnderWay()
+        """What `do` does. An errand ends by itself; what goes on for ever has a task of its own."""
         self.streams = 0
         """Streamed answers under way."""
         self.connections: Callable[[], int] = lambda: 0
@@ -81,6 +83,10 @@ class Gateway:
     async def __aexit__(self, *_: object) -> None:
         self.leaving = True
         await self.stack.aclose()
+        # Jobs whose callers were cut off are cancelled before their lanes' clients close.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.client.cancel_s):
+                await self.errands.none.wait()
         self.lanes.stop()
         # Not told of an error in the body: the task group would wrap it in a group of its own.
         await self._group.aclose()
@@ -100,5 +106,8 @@ class Gateway:
                 await work
             except Exception as error:  # noqa: BLE001 - the edge of one errand: the gateway goes on
                 _log.warning("gateway.errand_failed", what=what, error=str(error))
+            finally:
+                self.errands.leave()
 
+        self.errands.enter()
         self.tasks.create_task(guarded())

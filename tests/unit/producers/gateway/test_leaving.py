@@ -115,6 +115,28 @@ async def test_a_client_that_leaves_while_its_job_is_on_its_way() -> None:
         played.may_run.set()
 
 
+async def test_stopping_while_a_job_is_on_its_way() -> None:
+    """A request that came in time is answered, though its job was not stored yet."""
+    async with a_front() as (front, _):
+        await front.gateway.lanes.of(LANE)
+        held, asked = asyncio.Event(), asyncio.Event()
+        append = front.gateway.bus.append
+
+        async def slow(*args: Any, **fields: Any) -> Any:
+            asked.set()
+            await held.wait()
+            return await append(*args, **fields)
+
+        front.gateway.bus.append = slow  # type: ignore[method-assign]
+        asking = asyncio.create_task(front.ask(CHAT, a_chat()))
+        await asked.wait()
+        stopping = asyncio.create_task(front.listener.stop())
+        await until(lambda: front.gateway.leaving)
+        held.set()
+        assert (await asking)[0] == 200
+        await stopping
+
+
 async def test_the_last_of_two_callers_cancels(tmp_path: Path) -> None:
     """Both wait on one job; the first that leaves leaves it running, and the other gets it."""
     engine = ScriptedEngine()

@@ -16,7 +16,8 @@ FIRST, SECOND = Attempt(1, 1), Attempt(1, 2)
 
 def _chunk(data: object, **fields: Any) -> Chunk:
     packed = data if isinstance(data, bytes) else orjson.dumps(data)
-    return Chunk(packed, **{"attempt": FIRST, **fields})
+    wanted: dict[str, Any] = {"attempt": FIRST, **fields}
+    return Chunk(packed, **wanted)
 
 
 def _delta(index: int = 0, **delta: Any) -> Chunk:
