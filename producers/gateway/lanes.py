@@ -70,14 +70,12 @@ class LaneClients:
             ) as client:
                 opened.set_result(client)
                 await self._stop.wait()
-        except ProducerError as error:
-            if opened.done():
-                raise
-            opened.set_exception(error)
         except Exception as error:  # noqa: BLE001 - the edge of one lane: the others go on
-            _log.exception("gateway.client_failed", lane=lane)
+            if opened.done() or not isinstance(error, ProducerError):
+                _log.exception("gateway.client_failed", lane=lane)
             if not opened.done():
-                opened.set_exception(ClientClosed(f"the lane can't be reached: {error}"))
+                given_up = ClientClosed(f"the lane can't be reached: {error}")
+                opened.set_exception(error if isinstance(error, ProducerError) else given_up)
         finally:
             self._open.pop(lane, None)
             if not opened.done():
