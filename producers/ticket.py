@@ -214,10 +214,14 @@ class Ticket:
         ClientClosed.
         """
         while True:
-            chunk = self._chunks.pop() if self._chunks is not None else None
+            chunk = self.ready_chunk()
             if chunk is not None or self.record is not None:
                 return chunk
             await self._news()
+
+    def ready_chunk(self) -> Chunk | None:
+        """Take the next piece that is here already; None when there is none now."""
+        return self._chunks.pop() if self._chunks is not None else None
 
     async def told(self) -> None:
         """Wait until it is known where the job stands: its place, its start or its end.

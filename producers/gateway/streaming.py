@@ -19,6 +19,10 @@ from producers.gateway.gateway import Gateway
 from producers.gateway.sse import CONTENT_TYPE, WAITING, CantContinue, Relay
 from producers.token_stream import Chunk
 
+CHUNKS_AT_ONCE = 64
+"""Pieces that go out in one write, where a busy gateway or a slow reader let some pile up: 16 kB of
+usual ones, what a connection buffers without waiting."""
+
 
 class Streamed:
     """One streamed answer."""
@@ -77,7 +81,20 @@ class Streamed:
             if self._response is None:
                 since_s = asyncio.get_running_loop().time() - self._arrived_at_s
                 self._gateway.metrics.ttft_s.observe(since_s)
-            await self._write(self._relay.event(chunk))
+            await self._send(chunk)
+
+    async def _send(self, first: Chunk) -> None:
+        """Send a piece, and with it what else is here by now: one write instead of many."""
+        events = [self._relay.event(first)]
+        try:
+            while self._may_stream and len(events) < CHUNKS_AT_ONCE:
+                chunk = self._ticket.ready_chunk()
+                if chunk is None:
+                    break
+                events.append(self._relay.event(chunk))
+        finally:
+            # Also before it is told that the rest can't follow.
+            await self._write(b"".join(events))
 
     async def _next(self) -> Chunk | None:
         """Wait for the next piece; None at the job's end."""
