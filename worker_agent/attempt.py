@@ -89,7 +89,8 @@ class Attempts:
         finally:
             self._ledger.drop(running)
         if ending.end is not None:
-            await self._notes.end(running.job, ending.end)
+            speaks_json = running.order.speaks_json
+            await self._notes.end(running.job, ending.end, speaks_json=speaks_json)
         await self._notes.ended(ending.finished)
         if ending.finished.outcome is Outcome.SETTLED:
             await self._acks.acknowledge(running)
@@ -139,7 +140,7 @@ class Attempts:
                 return _Ending(self._stopped(running, verdict))
 
     async def _record(self, running: Running, record: TerminalRecord) -> _Ending:
-        standing = await self._writer.settle(record)
+        standing = await self._writer.settle(record, speaks_json=running.order.speaks_json)
         end = standing.data if standing.ours else None
         return _Ending(self._settled(running, standing, ran=True), end)
 

@@ -106,6 +106,7 @@ class Running:
             ack_subject=self.order.ack_subject,
             client=self.job.client,
             adapter=self.job.adapter,
+            speaks_json=self.order.speaks_json,
         )
 
 

@@ -11,7 +11,6 @@ from broker.bus.base import Bus, BusError, PayloadTooLarge
 from broker.wire import codec, subjects
 from broker.wire.messages import (
     AttemptEnded,
-    End,
     Finished,
     FirstToken,
     Job,
@@ -54,14 +53,16 @@ class Notes:
     async def tokens(self, running: Running, *, index: int, data: bytes) -> None:
         """Pass some of the answer on to the caller."""
         tokens = Tokens(job=running.job.id, attempt=running.attempt, index=index, data=data)
-        await self._send(_out(running.job), codec.encode(tokens), what="tokens")
+        told = codec.encode_for(tokens, speaks_json=running.order.speaks_json)
+        await self._send(_out(running.job), told, what="tokens")
 
-    async def end(self, job: Job, record: bytes) -> None:
+    async def end(self, job: Job, record: bytes, *, speaks_json: bool = False) -> None:
         """Tell the caller that its job ended: with the record, unless that is too large."""
-        data = codec.encode(End(job=job.id, record=record))
-        if len(data) <= codec.MESSAGE_BYTES_MAX and await self._sent_whole(_out(job), data):
+        data = _end(job, record, speaks_json=speaks_json)
+        if 0 < len(data) <= codec.MESSAGE_BYTES_MAX and await self._sent_whole(_out(job), data):
             return
-        await self._send(_out(job), codec.encode(StoredEnd(job=job.id)), what="end")
+        stored = codec.encode_for(StoredEnd(job=job.id), speaks_json=speaks_json)
+        await self._send(_out(job), stored, what="end")
 
     async def _sent_whole(self, subject: str, data: bytes) -> bool:
         try:
@@ -80,6 +81,14 @@ class Notes:
             await self._bus.publish(subject, data)
         except BusError:
             self.counts[f"{what}_unsent"] += 1
+
+
+def _end(job: Job, record: bytes, *, speaks_json: bool) -> bytes:
+    """Encode the end in the caller's form; empty when the record that stands can't be read."""
+    try:
+        return codec.encode_end(job.id, record, speaks_json=speaks_json)
+    except codec.MalformedMessage:
+        return b""
 
 
 def _out(job: Job) -> str:

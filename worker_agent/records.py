@@ -149,14 +149,14 @@ class RecordWriter:
                 _log.warning("record not readable yet", lane=lane, job=job_id, error=repr(error))
             await asyncio.sleep(next(pauses_s))
 
-    async def settle(self, record: TerminalRecord) -> Standing:
+    async def settle(self, record: TerminalRecord, *, speaks_json: bool = False) -> Standing:
         """Write a job's record unless one stands, trying until it is known which one does."""
         pauses_s = self._pauses_s()
         is_full = False
         try:
             while True:
                 try:
-                    standing = await self._write(record)
+                    standing = await self._write(record, speaks_json=speaks_json)
                     if standing is not None:
                         return standing
                 except PayloadTooLarge:
@@ -179,8 +179,8 @@ class RecordWriter:
     def _pauses_s(self) -> Iterator[float]:
         return backoff_s(base_s=self._retry_base_s, longest_s=self._retry_s_max)
 
-    async def _write(self, record: TerminalRecord) -> Standing | None:
-        data = codec.encode(record)
+    async def _write(self, record: TerminalRecord, *, speaks_json: bool) -> Standing | None:
+        data = codec.encode_for(record, speaks_json=speaks_json)
         if len(data) > codec.MESSAGE_BYTES_MAX:
             message = f"a record of {len(data)} bytes, which no reader would take"
             raise PayloadTooLarge(message)
@@ -189,6 +189,7 @@ class RecordWriter:
                 subjects.result(record.lane, record.job),
                 data,
                 expected_last_subject_sequence=0,
+                headers=codec.JSON_HEADERS if speaks_json else None,
                 timeout_s=self._call_s_max,
             )
         except WrongSequence:

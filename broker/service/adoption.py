@@ -43,6 +43,7 @@ def listed(entry: InFlight) -> Held | None:
         sequence=entry.stream_sequence,
         ack_subject=entry.ack_subject,
         enqueued_at_s=entry.enqueued_at_s,
+        speaks_json=entry.speaks_json,
         stage=Stage.RUNNING,
         unread=True,
     )

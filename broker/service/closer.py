@@ -29,8 +29,15 @@ from broker.bus.base import (
 )
 from broker.service.held import Duplicate
 from broker.wire import subjects
-from broker.wire.codec import MalformedMessage, decode, encode
-from broker.wire.messages import DeadLetter, End, JobAttempts, Kind, StoredEnd, TerminalRecord
+from broker.wire.codec import (
+    JSON_HEADERS,
+    MalformedMessage,
+    decode,
+    encode,
+    encode_end,
+    encode_for,
+)
+from broker.wire.messages import DeadLetter, JobAttempts, Kind, StoredEnd, TerminalRecord
 
 STEPS_MAX = 32
 """Steps under way at once: enough to fill a windowed publisher, few enough to leave room for
@@ -60,6 +67,8 @@ class Ending:
     """Empty: the message is removed by its sequence instead."""
     client: str = ""
     """Who hears of it; empty when the message named nobody."""
+    speaks_json: bool = False
+    """The caller reads JSON, and so the record is written."""
     record_id: str = ""
     """Where the record stands; empty = the record's own job id."""
     ttl_s: float = 0.0
@@ -128,7 +137,7 @@ class Closer:
                 case Ending():
                     await self._close(work)
                 case Farewell():
-                    await self._dismiss(work, encode(StoredEnd(job=work.job_id)))
+                    await self._dismiss(work, b"")
         except Exception:  # noqa: BLE001 - the edge of one ending: the others go on
             _log.exception("closer.surprise", job=work.key)
             self._given_up(work.key)
@@ -142,15 +151,14 @@ class Closer:
         if ending.dead_letter and record.kind is Kind.DEAD_LETTERED:
             step = partial(self._dead_letter, ending, record)
             await self._persistently(step, "dead_letter", ending.key)
-        data = encode(record)
-        end = End(job=record.job, record=data)
-        event = encode(end if len(data) <= END_BYTES_MAX else StoredEnd(job=record.job))
+        data = encode_for(record, speaks_json=ending.speaks_json)
         if ending.client:
-            await self._say(subjects.out(record.lane, ending.client, ending.record.job), event)
+            subject = subjects.out(record.lane, ending.client, ending.record.job)
+            await self._say(subject, _event(record.job, data, speaks_json=ending.speaks_json))
         remove = partial(self._remove, ending.ack_subject, ending.stream, ending.sequence)
         await self._persistently(remove, "remove", ending.key)
         twins = Farewell(ending.key, record.lane, ending.record.job, ending.duplicates)
-        await self._dismiss(twins, event)
+        await self._dismiss(twins, data)
         self._closed(ending, record, won=won)
 
     async def _announce(self, ending: Ending) -> None:
@@ -162,10 +170,14 @@ class Closer:
         """Write the record unless one stands; return the one that stands and whether it is ours."""
         record = ending.record
         subject = subjects.result(record.lane, ending.record_id or record.job)
-        data = encode(record)
+        data = encode_for(record, speaks_json=ending.speaks_json)
         try:
             appended = await self._bus.append(
-                subject, data, expected_last_subject_sequence=0, ttl_s=ending.ttl_s
+                subject,
+                data,
+                expected_last_subject_sequence=0,
+                ttl_s=ending.ttl_s,
+                headers=JSON_HEADERS if ending.speaks_json else None,
             )
             sequence = appended.sequence
         except WrongSequence:
@@ -215,9 +227,10 @@ class Closer:
         message_id = f"dlq-{ending.key}-{ending.sequence}"
         await self._bus.append(subject, data, message_id=message_id)
 
-    async def _dismiss(self, twins: Farewell, event: bytes) -> None:
-        """Answer and acknowledge further messages of an ended job."""
+    async def _dismiss(self, twins: Farewell, record: bytes) -> None:
+        """Answer and acknowledge further messages of an ended job. Without `record`: it stands."""
         for twin in twins.duplicates:
+            event = _event(twins.job_id, record, speaks_json=twin.speaks_json)
             await self._say(subjects.out(twins.lane, twin.client, twins.job_id), event)
             remove = partial(self._remove, twin.ack_subject, twin.stream, twin.sequence)
             await self._persistently(remove, "ack", twins.key)
@@ -258,6 +271,13 @@ class Closer:
                 _log.warning("closer.retry", step=name, job=key, error=str(error), pause_s=pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_S_MAX)
+
+
+def _event(job_id: str, record: bytes, *, speaks_json: bool) -> bytes:
+    """Tell a caller the end: with the record, unless it is large or not at hand."""
+    if record and len(record) <= END_BYTES_MAX:
+        return encode_end(job_id, record, speaks_json=speaks_json)
+    return encode_for(StoredEnd(job=job_id), speaks_json=speaks_json)
 
 
 def _decoded(stored: bytes, fallback: TerminalRecord) -> TerminalRecord:

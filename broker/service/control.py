@@ -26,7 +26,7 @@ from broker.service.snapshot import (
 from broker.service.snapshot import encode as encode_view
 from broker.service.stages import Stage
 from broker.wire import subjects
-from broker.wire.codec import MalformedMessage, decode, encode
+from broker.wire.codec import MalformedMessage, decode, encode_for, speaks_json
 from broker.wire.control import (
     CancelRequest,
     ControlReply,
@@ -139,7 +139,8 @@ class Control:
         if not message.reply:
             return
         try:
-            await self._bus.publish(message.reply, encode(reply))
+            told = encode_for(reply, speaks_json=speaks_json(message.data, message.headers))
+            await self._bus.publish(message.reply, told)
         except BusError as error:
             _log.info("control.reply_unsent", subject=message.subject, error=str(error))
 
@@ -205,11 +206,16 @@ class Control:
             return ControlReply(
                 ok=False, message=f"No job {request.job} is queued; see its result."
             )
-        job, address, _ = found
+        job, address, stored = found
         key = job_key(lane, request.job)
         if self._is_known(key):
             return self._cancel_known(key)  # It was pulled meanwhile.
-        self._endings.end_unpulled(job, address, sequence=request.stream_sequence)
+        self._endings.end_unpulled(
+            job,
+            address,
+            sequence=request.stream_sequence,
+            speaks_json=speaks_json(stored.data, stored.headers),
+        )
         return ControlReply(ok=True, message="cancelling")
 
     async def _cancel_lane(self, data: bytes, lane: str) -> ControlReply:

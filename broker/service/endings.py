@@ -9,7 +9,7 @@ from broker.service.closer import Closer, Ending, Farewell
 from broker.service.held import Duplicate, Held, Shelf
 from broker.service.stages import Stage
 from broker.service.texts import ending_text
-from broker.wire import subjects
+from broker.wire import codec, subjects
 from broker.wire.ids import job_key
 from broker.wire.messages import Attempt, Failure, Job, Kind, Reason, TerminalRecord
 from broker.wire.subjects import JobAddress
@@ -80,6 +80,7 @@ class Endings:
                 sequence=held.sequence,
                 ack_subject=held.ack_subject,
                 client=held.client,
+                speaks_json=held.speaks_json,
                 ttl_s=ttl_s,
                 dead_letter=kind is Kind.DEAD_LETTERED,
                 duplicates=tuple(held.duplicates.values()),
@@ -133,6 +134,7 @@ class Endings:
             delivery.subject,
             delivery.sequence,
             delivery.ack_subject,
+            codec.speaks_json(delivery.data, delivery.headers),
         )
         self._closer.put(Farewell(job_key(job.lane, job.id), job.lane, job.id, (one,)))
 
@@ -148,19 +150,27 @@ class Endings:
                 sequence=held.sequence,
                 ack_subject=held.ack_subject,
                 client=held.client,
+                speaks_json=held.speaks_json,
                 dead_letter=True,
             )
         )
 
-    def end_unpulled(self, job: Job, address: JobAddress, *, sequence: int) -> None:
+    def end_unpulled(
+        self, job: Job, address: JobAddress, *, sequence: int, speaks_json: bool = False
+    ) -> None:
         """Cancel a job that is still in its stream and not held."""
-        self._closer.put(self._unpulled(job, address, sequence))
+        self._closer.put(self._unpulled(job, address, sequence, speaks_json=speaks_json))
 
-    async def end_unpulled_now(self, job: Job, address: JobAddress, *, sequence: int) -> bool:
+    async def end_unpulled_now(
+        self, job: Job, address: JobAddress, *, sequence: int, speaks_json: bool = False
+    ) -> bool:
         """Cancel such a job, and return when it is gone; False after a fault of ours."""
-        return await self._closer.carry_out(self._unpulled(job, address, sequence))
+        ending = self._unpulled(job, address, sequence, speaks_json=speaks_json)
+        return await self._closer.carry_out(ending)
 
-    def _unpulled(self, job: Job, address: JobAddress, sequence: int) -> Ending:
+    def _unpulled(
+        self, job: Job, address: JobAddress, sequence: int, *, speaks_json: bool
+    ) -> Ending:
         key = job_key(address.lane, job.id)
         record = TerminalRecord(
             job=job.id,
@@ -183,6 +193,7 @@ class Endings:
             sequence=sequence,
             ack_subject="",
             client=job.client,
+            speaks_json=speaks_json,
         )
 
     def refuse(
@@ -194,6 +205,7 @@ class Endings:
         detail: str,
         job_id: str,
         client: str,
+        speaks_json: bool = False,
     ) -> None:
         """End a message that is no job: record under `bad-…`, word to a caller it names."""
         bad_id = subjects.bad_message_id(delivery.stream, delivery.sequence)
@@ -214,6 +226,7 @@ class Endings:
                 sequence=delivery.sequence,
                 ack_subject=delivery.ack_subject,
                 client=client if job_id else "",
+                speaks_json=speaks_json,
                 record_id=bad_id,
             )
         )

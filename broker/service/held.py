@@ -23,6 +23,7 @@ class Duplicate:
     subject: str
     sequence: int
     ack_subject: str
+    speaks_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ class Held:
     ack_subject: str
     enqueued_at_s: float
     body: bytes | None = None
-    """The job message as published; None when it has to be read from the stream."""
+    """The job message as a worker gets it; None when it has to be read from the stream."""
+    speaks_json: bool = False
+    """Its caller reads JSON: receipts, tokens, record and end."""
     request_id: str = ""
     api_key_name: str = ""
     submitted_at_s: float = 0.0

@@ -1,10 +1,11 @@
 """From delivered messages to held jobs: decoded and checked once, at this edge.
 
 One pull per queue (lane, band, model), with a bounded window. A message that can't be read ends
-here, with a record of its own; the loop lives on.
+here, with a record of its own; the loop lives on. One that takes long to read is read aside.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 import msgspec
@@ -15,13 +16,14 @@ from broker.core.events import Event, JobHeld, JobSpec, QueueDepth
 from broker.service.attempts import AttemptBook
 from broker.service.endings import Endings
 from broker.service.held import BEHIND_MAX, DUPLICATES_MAX, Behind, Duplicate, Held, Shelf
-from broker.service.learned import Learned
+from broker.service.reading import Reader, Whole
 from broker.service.stages import Stage
 from broker.wire import subjects
-from broker.wire.codec import MalformedMessage, decode
+from broker.wire.codec import MalformedMessage, speaks_json
 from broker.wire.ids import MalformedName, is_token, job_key
+from broker.wire.json_form import begins_json
 from broker.wire.messages import Job, Reason
-from broker.wire.prefix import BLOCKS_MAX, HASH_BYTES, unpack_hashes
+from broker.wire.prefix import HASH_BYTES, unpack_hashes
 from broker.wire.subjects import JobAddress
 
 _log = structlog.get_logger(__name__)
@@ -50,7 +52,7 @@ class Intake:
         tell: Callable[[Event], None],
         is_running: Callable[[str], bool],
         book: AttemptBook,
-        learned: Learned,
+        reader: Reader,
         counts: Counts,
         now: Callable[[], float],
     ) -> None:
@@ -60,36 +62,51 @@ class Intake:
         self._tell = tell
         self._is_running = is_running
         self._book = book
-        self._learned = learned
+        self._reader = reader
         self._counts = counts
         self._now = now
 
     def take(self, delivery: Delivery, address: JobAddress, pull: Pull) -> None:
         """Take one delivery of a queue."""
         try:
-            job = _read(delivery, address)
-            spec = self._spec(job, delivery)
+            whole = self._reader.read_soon(delivery, address)
         except (MalformedMessage, MalformedName, ValueError) as error:
-            pull.release()
-            self._refuse(delivery, address, str(error))
+            self._read(delivery, address, pull, error)
             return
+        if whole is None:
+            self._reader.read_aside(
+                delivery, address, then=partial(self._read, delivery, address, pull)
+            )
+        else:
+            self._read(delivery, address, pull, whole)
+
+    def _read(
+        self, delivery: Delivery, address: JobAddress, pull: Pull, found: Whole | Exception
+    ) -> None:
+        """Take what a delivery was read as, or what kept it from being read."""
+        if isinstance(found, Exception):
+            pull.release()
+            self._refuse(delivery, address, str(found))
+            return
+        spec = self._spec(found.job, delivery)
         known = self._shelf.get(spec.key)
         if known is None:
-            self._hold(job, spec, delivery, pull)
+            self._hold(found, spec, delivery, pull)
         elif known.message_id == (delivery.stream, delivery.sequence):
             pull.release()
-            self._again(known, job, spec, delivery)
+            self._again(known, found, spec, delivery)
         elif known.stage is Stage.CLOSING:
             self._behind(known, delivery, pull)
         else:
             pull.release()
-            self._duplicate(known, job, delivery)
+            self._duplicate(known, found, delivery)
 
     def depth(self, address: JobAddress, pending_jobs: int) -> None:
         """Note how many messages of a queue are not pulled yet."""
         self._tell(QueueDepth(self._now(), address.lane, address.band, address.model, pending_jobs))
 
-    def _hold(self, job: Job, spec: JobSpec, delivery: Delivery, pull: Pull) -> None:
+    def _hold(self, whole: Whole, spec: JobSpec, delivery: Delivery, pull: Pull) -> None:
+        job = whole.job
         held = Held(
             key=spec.key,
             lane=job.lane,
@@ -105,10 +122,10 @@ class Intake:
             pull=pull,
             renewed_at_s=self._now(),
         )
-        _describe(held, job, spec)
+        _describe(held, whole, spec)
         dead_letter = self._book.dead_letters.get(held.key)
         running = self._is_running(held.key)
-        self._shelf.put(held, None if running or dead_letter else delivery.data)
+        self._shelf.put(held, None if running or dead_letter else whole.message)
         if dead_letter is not None:
             self._endings.repeat(held, dead_letter)
             return
@@ -116,14 +133,14 @@ class Intake:
             self._shelf.runs(held)
         self._tell(JobHeld(self._now(), spec))
 
-    def _again(self, known: Held, job: Job, spec: JobSpec, delivery: Delivery) -> None:
+    def _again(self, known: Held, whole: Whole, spec: JobSpec, delivery: Delivery) -> None:
         """Take a known job's own message again: it was slow, or its consumer was reset."""
         known.ack_subject = delivery.ack_subject
         self._shelf.renewed(known, at_s=self._now())
         if known.unread:
             # A worker's list tells little of a job; its message tells all.
             known.unread = False
-            _describe(known, job, spec)
+            _describe(known, whole, spec)
             self._tell(JobHeld(self._now(), spec))
 
     def _spec(self, job: Job, delivery: Delivery) -> JobSpec:
@@ -136,11 +153,7 @@ class Intake:
             client=job.client,
             session=job.session,
             adapter=job.adapter,
-            prompt_tokens=self._learned.prompt_tokens(
-                job.model,
-                prompt_blocks=len(job.blocks) // HASH_BYTES,
-                told=job.prompt_tokens,
-            ),
+            prompt_tokens=self._reader.prompt_tokens(job),
             output_tokens_max=job.output_tokens_max,
             blocks=unpack_hashes(job.blocks),
             enqueued_at_s=delivery.stored_at_s,
@@ -151,20 +164,21 @@ class Intake:
             failures=self._book.failures.get(key, ()),
         )
 
-    def _duplicate(self, known: Held, job: Job, delivery: Delivery) -> None:
+    def _duplicate(self, known: Held, whole: Whole, delivery: Delivery) -> None:
         """Keep a second message of a known job until the first one's record stands."""
         message_id = (delivery.stream, delivery.sequence)
         is_new = message_id not in known.duplicates
         if is_new and len(known.duplicates) >= DUPLICATES_MAX:
             return
         if is_new:
-            self._counts.duplicate(job.lane, job.band)
+            self._counts.duplicate(whole.job.lane, whole.job.band)
         known.duplicates[message_id] = Duplicate(
-            job.client,
+            whole.job.client,
             delivery.stream,
             delivery.subject,
             delivery.sequence,
             delivery.ack_subject,
+            whole.speaks_json,
         )
         _log.info("intake.duplicate", job=known.key, sequence=delivery.sequence)
 
@@ -194,11 +208,14 @@ class Intake:
             detail=detail,
             job_id=job_id,
             client=client,
+            speaks_json=speaks_json(delivery.data, delivery.headers),
         )
 
 
-def _describe(held: Held, job: Job, spec: JobSpec) -> None:
+def _describe(held: Held, whole: Whole, spec: JobSpec) -> None:
     """Note what only a job's message says."""
+    job = whole.job
+    held.speaks_json = whole.speaks_json
     held.client = job.client
     held.request_id = job.request_id
     held.api_key_name = job.api_key_name
@@ -207,23 +224,11 @@ def _describe(held: Held, job: Job, spec: JobSpec) -> None:
     held.spec = spec
 
 
-def _read(delivery: Delivery, address: JobAddress) -> Job:
-    """Decode a job and check it against the subject it came on. Raises MalformedMessage."""
-    job = decode(delivery.data, Job)
-    said = (job.lane, job.band, job.model)
-    if said != (address.lane, address.band, address.model):
-        message = f"the job says {said}, its subject {delivery.subject}"
-        raise MalformedMessage(message)
-    if len(job.blocks) % HASH_BYTES or len(job.blocks) > BLOCKS_MAX * HASH_BYTES:
-        message = f"{len(job.blocks)} bytes are no list of at most {BLOCKS_MAX} block hashes"
-        raise MalformedMessage(message)
-    return job
-
-
 def _salvage(data: bytes) -> tuple[str, str]:
     """Find job id and client in a broken message, to tell its caller; empty if not there."""
+    decode = msgspec.json.decode if begins_json(data) else msgspec.msgpack.decode
     try:
-        raw = msgspec.msgpack.decode(data)
+        raw: object = decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
         return "", ""
     if not isinstance(raw, dict):

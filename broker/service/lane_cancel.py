@@ -20,7 +20,7 @@ from broker.service.endings import Endings
 from broker.service.held import Shelf
 from broker.service.stages import Stage
 from broker.wire import subjects
-from broker.wire.codec import MalformedMessage, decode
+from broker.wire.codec import MalformedMessage, decode, speaks_json
 from broker.wire.control import LaneCancelRequest, LaneCancelStep, StreamSpan
 from broker.wire.ids import BANDS, MalformedName, escape_model, job_key
 from broker.wire.messages import Job
@@ -163,7 +163,12 @@ class LaneCancel:
             async with room:
                 address = subjects.parse_jobs(one.stored.subject)
                 sequence = one.stored.sequence
-                gone = await self._endings.end_unpulled_now(one.job, address, sequence=sequence)
+                gone = await self._endings.end_unpulled_now(
+                    one.job,
+                    address,
+                    sequence=sequence,
+                    speaks_json=speaks_json(one.stored.data, one.stored.headers),
+                )
                 ended += gone
 
         try:

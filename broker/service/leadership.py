@@ -28,6 +28,7 @@ from broker.service.offer import told_bytes_per_token
 from broker.service.outbox import Outbox
 from broker.service.pulls import Pulls
 from broker.service.queues import queue_consumers, results_ages_s, window_of
+from broker.service.reading import Reader
 from broker.service.reconcile import Reconciler
 from broker.service.recovery import collect_inventories, reset_queues, until_answered
 from broker.service.redelivered import Redelivered
@@ -78,6 +79,7 @@ class Leadership:
         self.accounting = Accounting(bus, results_age_s_max=ages_s, hears=observer, now=now)
         self.closer = self._make_closer()
         self.endings = Endings(self.shelf, self.closer, now=now, tell=self.loop.tell)
+        self.reader = Reader(learned, call=self.loop.call)
         self.outbox = Outbox(
             bus,
             self.shelf,
@@ -86,6 +88,7 @@ class Leadership:
             answer_s=config.policy.leases.dispatch_answer_s,
             tell=self.loop.tell,
             now=now,
+            reader=self.reader,
         )
         self.loop.connect(self.outbox, self.endings, epoch=term.epoch)
         self.intake = self._make_intake()
@@ -130,7 +133,7 @@ class Leadership:
             tell=self.loop.tell,
             is_running=self.scheduler.is_leased,
             book=self.book,
-            learned=self._learned,
+            reader=self.reader,
             counts=self._observer,
             now=self._now,
         )
@@ -178,6 +181,7 @@ class Leadership:
                 self.fleet.listener = self.loop
                 for background in (
                     self.loop.run(),
+                    self.reader.run(),
                     self.outbox.run(),
                     self.closer.run(),
                     self.book.run(),

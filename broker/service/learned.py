@@ -54,6 +54,10 @@ class Learned:
             return max(1, told)
         return max(1, round((prompt_blocks + 0.5) * BLOCK_BYTES / bytes_per_token))
 
+    def bytes_per_token_of(self, model: str) -> float | None:
+        """Bytes that a token of a model's prompts takes; None while nothing was learned of it."""
+        return self._bytes_per_token.get(model)
+
     def resume(self, told: Mapping[str, float]) -> None:
         """Go on from what clients were told by any broker, for models not measured here."""
         self._told = dict(told)

@@ -23,11 +23,13 @@ from broker.core import decisions as do
 from broker.core.events import DispatchAnswered, Event, ProbeAnswered, Unanswered
 from broker.service.endings import Endings
 from broker.service.held import Held, Shelf
+from broker.service.reading import Reader
 from broker.service.stages import Stage
 from broker.wire import messages as wire
 from broker.wire import subjects
-from broker.wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, decode, encode
+from broker.wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, decode, encode, encode_for
 from broker.wire.messages import Answer, Reason, WorkReply
+from broker.wire.subjects import JobAddress
 
 MAIL_MAX = 20_000
 """Receipts waiting to be sent; beyond this the newest are dropped (callers need none of them)."""
@@ -63,6 +65,7 @@ class Outbox:
         answer_s: float,
         tell: Callable[[Event], None],
         now: Callable[[], float],
+        reader: Reader,
     ) -> None:
         """Answers of workers come back as events through `tell`."""
         self._bus = bus
@@ -72,6 +75,7 @@ class Outbox:
         self._answer_s = answer_s
         self._tell = tell
         self._now = now
+        self._reader = reader
         self._group: asyncio.TaskGroup | None = None
         self._behind: dict[str, deque[_Order]] = {}
         """Orders that wait behind one whose job's body is being read, per worker."""
@@ -111,6 +115,7 @@ class Outbox:
             predicted_hit_tokens=decision.predicted_hit_tokens,
             enqueued_at_s=decision.enqueued_at_s,
             failures=decision.failures,
+            speaks_json=held.speaks_json,
         )
         self._post(_Order(decision.worker, order, decision))
 
@@ -139,7 +144,8 @@ class Outbox:
     def receipt(self, held: Held, event: wire.OutEvent) -> None:
         """Send a receipt to a job's caller."""
         if held.client:
-            self.mail(subjects.out(held.lane, held.client, held.job_id), encode(event))
+            data = encode_for(event, speaks_json=held.speaks_json)
+            self.mail(subjects.out(held.lane, held.client, held.job_id), data)
 
     def mail(self, subject: str, data: bytes) -> None:
         """Send a message that nobody depends on."""
@@ -189,15 +195,17 @@ class Outbox:
             return None
         try:
             stored = await self._bus.message_at(held.stream, held.sequence)
+            address = JobAddress(held.lane, held.band, held.model)
+            job = await self._reader.message_of(stored, address)
         except NotFound:
             self._endings.message_gone(held)
             return None
-        except BusError as error:
+        except (BusError, MalformedMessage) as error:
             _log.warning("outbox.body_unread", job=held.key, error=str(error))
             return None
         if not _is_of(held, order.dispatch):
             return None
-        whole = msgspec.structs.replace(message, job=stored.data)
+        whole = msgspec.structs.replace(message, job=job)
         return _Order(order.worker, whole, order.dispatch)
 
     async def _send(self, order: _Order) -> None:

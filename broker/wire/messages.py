@@ -176,12 +176,14 @@ class Dispatch(Record, frozen=True, kw_only=True, tag="dispatch"):
     ack_subject: ShortText
     """Where the agent renews and acknowledges the job's message."""
     job: bytes
-    """The job message as it was published; the agent decodes it."""
+    """The job whole, in msgpack; the agent decodes it."""
     run_s_max: Seconds
     stall_s: Seconds
     predicted_hit_tokens: Count = 0
     enqueued_at_s: Seconds = 0.0
     failures: tuple[Failure, ...] = ()
+    speaks_json: bool = False
+    """The caller reads JSON: tokens, record and end."""
 
 
 class Abort(Record, frozen=True, kw_only=True, tag="abort"):
@@ -222,8 +224,7 @@ class Answer(StrEnum):
     STALE_EPOCH = "stale_epoch"
     DRAINING = "draining"
     UNKNOWN = "unknown"
-    """An abort for something that doesn't run here; a dispatch that can't be read or served
-    here."""
+    """An abort of what doesn't run here; a dispatch that can't be read or served here."""
 
 
 class WorkReply(Record, frozen=True, kw_only=True):
@@ -265,6 +266,7 @@ class InFlight(Struct, frozen=True, array_like=True):
     ack_subject: ShortText
     client: ShortText = ""
     adapter: ShortText = ""
+    speaks_json: bool = False
 
 
 class Outcome(StrEnum):
@@ -315,8 +317,7 @@ class Load(Struct, frozen=True, array_like=True):
 class CacheSummary(Record, frozen=True, kw_only=True):
     """What changed in a worker's prefix cache since report `sequence` - 1 of this incarnation.
 
-    A full summary replaces all earlier ones. A gap in `sequence` makes the broker ask for a full
-    one.
+    A full one replaces all earlier ones. A gap in `sequence` makes the broker ask for a full one.
     """
 
     sequence: Count
@@ -331,8 +332,7 @@ class Heartbeat(Record, frozen=True, kw_only=True):
 
     worker: Token
     incarnation: Count
-    """Unix milliseconds of the agent's start; a greater one is a new life, and all it ran before is
-    gone."""
+    """Unix milliseconds of the agent's start; a greater one is a new life: all it ran is gone."""
     sequence: Count
     epoch: Count
     echo: Count

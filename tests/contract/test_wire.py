@@ -101,7 +101,7 @@ def test_golden_bytes_of_array_like_records() -> None:
         ack_subject="x",
     )
     assert msgpack.unpackb(encode(entry)) == [
-        "a.j", [1, 2], 9, 1, "m", 10, 4, 16, 2, True, 1.0, 2.0, "x", "", "",
+        "a.j", [1, 2], 9, 1, "m", 10, 4, 16, 2, True, 1.0, 2.0, "x", "", "", False,
     ]  # fmt: skip
 
 

@@ -248,7 +248,7 @@ async def test_a_job_that_fits_a_message_but_no_order_is_refused() -> None:
     async with a_desk("outbox") as desk:
         small = a_job(body=b"{}")
         room = MESSAGE_BYTES_MAX - len(encode(small)) - 100
-        job = msgspec.structs.replace(small, body=b"x" * room)
+        job = msgspec.structs.replace(small, body=b"x" * room, prompt_tokens=1000)
         held = await desk.hold(job)
         desk.leader.outbox.dispatch(a_dispatch())
         await until(lambda: bool(answers(desk)))
