@@ -118,5 +118,8 @@ class Cluster:
     def lanes(self) -> Iterable[LaneView]:
         return iter(self._lanes)
 
+    def lane(self, name: str) -> LaneView | None:
+        return next((lane for lane in self._lanes if lane.lane == name), None)
+
     def workers(self) -> Iterable[WorkerView]:
         return iter(self._workers)

@@ -20,7 +20,7 @@ from broker.service.offer import publish_offers
 from broker.service.snapshot import sliced
 from broker.service.views import lane_states
 from broker.wire import subjects
-from broker.wire.codec import encode
+from broker.wire.codec import encode, encode_for
 from broker.wire.subjects import JobAddress
 
 QUEUE_STATE_S = 1.0
@@ -77,6 +77,8 @@ class Announcements:
         )
         async for state in sliced(states):
             self._mail(subjects.queue_state(state.lane), encode(state))
+            as_json = encode_for(state, speaks_json=True)
+            self._mail(subjects.queue_state_json(state.lane), as_json)
 
     async def poll_depths(self, queues: Mapping[JobAddress, ConsumerSpec]) -> None:
         """Ask how deep queues are, some each second, until cancelled."""

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 import structlog
 
-from broker.bus.base import Bus, BusError, Message, Subscription
+from broker.bus.base import Bus, BusError, Message, NoStream, NotFound, Subscription
 from broker.core.events import CancelRequested, DrainRequested
 from broker.service.endings import Endings
 from broker.service.held import Shelf
@@ -31,17 +31,23 @@ from broker.wire.control import (
     CancelRequest,
     ControlReply,
     DrainRequest,
+    EstimateRequest,
     JobRequest,
     LaneCancelRequest,
+    ResultRequest,
     WhyRequest,
 )
 from broker.wire.ids import is_token, job_key
+from broker.wire.messages import TerminalRecord
 
 REQUESTS_MAX = 256
 """Control requests of operators, and of owners, that wait; a further one is told to try again."""
 
 AT_ONCE_MAX = 8
 """Requests of each sort worked on at once. A reconcile takes seconds: no cancel waits behind it."""
+
+RESULT_BYTES_MAX = 1_000_000
+"""A larger record is not repeated in an answer: its reader takes it from RESULTS."""
 
 _Answer = Callable[[bytes, str], Awaitable[ControlReply]]
 
@@ -86,6 +92,8 @@ class Control:
             "cancel_lane": self._cancel_lane,
             "job": self._job,
             "why": self._why,
+            "result": self._result,
+            "estimate": self._estimate,
         }
 
     async def run(self) -> None:
@@ -236,6 +244,36 @@ class Control:
         if why is None:
             return ControlReply(ok=False, message=f"No job {request.job} is held or running.")
         return ControlReply(ok=True, data=msgspec.json.encode(why))
+
+    async def _result(self, data: bytes, lane: str) -> ControlReply:
+        request = decode(data, ResultRequest)
+        try:
+            stored = await self._bus.last_message(
+                subjects.results_stream(lane), subjects.result(lane, request.job)
+            )
+        except (NotFound, NoStream):
+            return ControlReply(
+                ok=False, message=f"Job {request.job} has no result in lane {lane}, or none yet."
+            )
+        record = decode(stored.data, TerminalRecord)
+        if len(stored.data) > RESULT_BYTES_MAX:
+            where = f"{subjects.result(lane, request.job)} in {subjects.results_stream(lane)}"
+            return ControlReply(
+                ok=False, message=f"The result is too large to repeat; read {where} by direct get."
+            )
+        return ControlReply(ok=True, data=encode_for(record, speaks_json=True))
+
+    async def _estimate(self, data: bytes, lane: str) -> ControlReply:
+        request = decode(data, EstimateRequest)
+        found = self._snapshots.lane(lane)
+        if found is None:
+            return ControlReply(ok=False, message=f"{lane!r} is no lane."[:4096])
+        for queue in found.queues:
+            if (queue.band, queue.model) == (request.band, request.model):
+                return _view(queue)
+        offered = ", ".join(f"{queue.model} in band {queue.band}" for queue in found.queues)
+        message = f"Lane {lane} takes no {request.model} in band {request.band}, but {offered}."
+        return ControlReply(ok=False, message=message[:4096])
 
 
 def _view(view: msgspec.Struct) -> ControlReply:

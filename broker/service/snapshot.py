@@ -194,6 +194,10 @@ class SnapshotSource(Protocol):
         """Tell each lane's queues and rows."""
         ...
 
+    def lane(self, name: str) -> LaneView | None:
+        """Tell one lane's queues and rows; None when there is none of that name."""
+        ...
+
     def workers(self) -> Iterable[WorkerView]:
         """Tell each known worker."""
         ...

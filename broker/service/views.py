@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from broker.core import views as mind
 from broker.core.policy import Policy
 from broker.core.scheduler import Scheduler
@@ -73,6 +75,15 @@ class Snapshots:
         """Tell each lane's queues and rows."""
         leadership = self.leadership
         return lane_views(leadership.scheduler, self._config.policy) if leadership else ()
+
+    def lane(self, name: str) -> LaneView | None:
+        """Tell one lane's queues and rows; None when there is none of that name."""
+        leadership = self.leadership
+        if leadership is None:
+            return None
+        policy = self._config.policy
+        found = replace(policy, lanes=tuple(one for one in policy.lanes if one.name == name))
+        return next(lane_views(leadership.scheduler, found), None)
 
     def workers(self) -> Iterator[WorkerView]:
         """Tell each known worker."""

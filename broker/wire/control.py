@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from broker.wire.fields import Band, Count, LongText, Seconds, ShortText, Token
+from broker.wire.fields import Band, Count, LongText, Model, Seconds, ShortText, Token
 from broker.wire.messages import Attempt, Record
 
 
@@ -37,6 +37,23 @@ class WhyRequest(Record, frozen=True, kw_only=True):
     """Ask what holds a job."""
 
     job: Token
+
+
+class ResultRequest(Record, frozen=True, kw_only=True):
+    """Ask for a job's terminal record: the answer's `data` is that, in JSON."""
+
+    job: Token
+
+
+class EstimateRequest(Record, frozen=True, kw_only=True):
+    """Ask how long a job that comes now would wait: the answer's `data` has its queue's state.
+
+    `band`, `model`, `queued_jobs`, `queued_jobs_max` (0: bounded by its stream only),
+    `inflight_jobs`, `wait_s`, `pending_jobs` (of those queued, not pulled by the broker yet).
+    """
+
+    band: Band
+    model: Model
 
 
 class JobRequest(Record, frozen=True, kw_only=True):

@@ -22,8 +22,10 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 from broker.wire.control import (
     CancelRequest,
     ControlReply,
+    EstimateRequest,
     JobRequest,
     LaneCancelRequest,
+    ResultRequest,
     WhyRequest,
 )
 from broker.wire.messages import (
@@ -51,6 +53,8 @@ JSON_KINDS: frozenset[type[Any]] = frozenset(
         WhyRequest,
         JobRequest,
         LaneCancelRequest,
+        ResultRequest,
+        EstimateRequest,
         ControlReply,
     )
 )

@@ -124,8 +124,13 @@ def queue_state(lane: str) -> str:
     return f"q.{lane}"
 
 
+def queue_state_json(lane: str) -> str:
+    """Subject of the same in JSON, for clients in any language."""
+    return f"q.{lane}.json"
+
+
 def lane_control(lane: str, verb: str) -> str:
-    """Subject of a request that concerns one lane: `cancel`, `why`."""
+    """Subject of a request that concerns one lane: `cancel`, `why`, `result`, `estimate`."""
     return f"ctl.lane.{lane}.{verb}"
 
 

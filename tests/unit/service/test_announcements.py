@@ -1,8 +1,11 @@
 """What clients are told unasked, and what operators see: every queue, in slices."""
 
 import asyncio
+import json
 import time
+from typing import Any
 
+import msgspec
 import pytest
 
 from broker.core.events import QueueDepth
@@ -49,6 +52,19 @@ async def test_each_lane_hears_of_all_its_queues() -> None:
             7,
             1,
         )
+
+
+async def test_queues_are_told_in_json_beside_the_other_form() -> None:
+    """On a subject of its own, so that no reader of msgpack trips over it."""
+    async with a_desk("outbox") as desk:
+        told: list[LaneState] = []
+        heard: list[Any] = []
+        state = f"q.{LANE}"
+        await desk.bus.subscribe(state, lambda one: told.append(decode(one.data, LaneState)))
+        await desk.bus.subscribe(f"{state}.json", lambda one: heard.append(json.loads(one.data)))
+        await desk.leader.announcements.publish_states_once()
+        await until(lambda: bool(told and heard))
+        assert heard == [json.loads(msgspec.json.encode(told[0]))]
 
 
 async def test_the_depth_of_a_queue_that_delivers_nothing_is_asked_for() -> None:

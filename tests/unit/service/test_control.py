@@ -1,21 +1,31 @@
 """What operators and owners may ask: every verb, garbage, and too much at once."""
 
 import asyncio
+import json
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from broker.bus.base import LinkDown, Message, Timeout
 from broker.core.events import CancelRequested, DrainRequested
 from broker.service.closer import Ending
-from broker.service.control import AT_ONCE_MAX, REQUESTS_MAX
+from broker.service.control import AT_ONCE_MAX, REQUESTS_MAX, RESULT_BYTES_MAX
 from broker.service.snapshot import LanesView, ReconcileView, StatusView, WorkersView
 from broker.service.stages import Stage
 from broker.wire import subjects
-from broker.wire.codec import decode, encode
-from broker.wire.control import CancelRequest, ControlReply, DrainRequest, WhyRequest
-from tests.builders import LANE, a_job
+from broker.wire.codec import decode, encode, encode_for
+from broker.wire.control import (
+    CancelRequest,
+    ControlReply,
+    DrainRequest,
+    EstimateRequest,
+    ResultRequest,
+    WhyRequest,
+)
+from broker.wire.messages import Kind, TerminalRecord
+from tests.builders import LANE, MODEL, a_job
 from tests.crashing import Failing, Gate
 from tests.leaders import WORKER, Desk, a_desk
 from tests.turns import until
@@ -42,6 +52,17 @@ async def ask_cluster(desk: Desk, verb: str, request: msgspec.Struct | bytes = b
 async def ask_lane(desk: Desk, verb: str, request: msgspec.Struct | bytes = b"") -> ControlReply:
     """Ask as an owner."""
     return await ask(desk, subjects.lane_control(LANE, verb), request)
+
+
+def a_record(**fields: Any) -> TerminalRecord:
+    """A completed job's record."""
+    defaults: dict[str, Any] = {
+        "job": "job-1",
+        "lane": LANE,
+        "kind": Kind.COMPLETED,
+        "ended_at_s": 1.0,
+    }
+    return TerminalRecord(**{**defaults, **fields})
 
 
 def told(desk: Desk, kind: type[Any]) -> list[Any]:
@@ -87,6 +108,61 @@ async def test_why_of_no_lane_is_refused() -> None:
     async with a_desk("control") as desk:
         reply = await ask(desk, "ctl.lane.a b.why", WhyRequest(job="job-1"))
         assert not reply.ok
+
+
+# ---- results and estimates ----
+
+
+async def test_a_result_is_told_once_it_stands() -> None:
+    """As JSON in the answer, whatever form it stands in; before that, that there is none."""
+    async with a_desk("control") as desk:
+        missing = await ask_lane(desk, "result", ResultRequest(job="job-1"))
+        assert (missing.ok, "job-1" in missing.message) == (False, True)
+        record = a_record(body=b'{"a": 1}')
+        for job_id, speaks_json in (("job-1", True), ("job-2", False)):
+            data = encode_for(replace(record, job=job_id), speaks_json=speaks_json)
+            await desk.bus.append(subjects.result(LANE, job_id), data)
+            reply = await ask_lane(desk, "result", ResultRequest(job=job_id))
+            assert reply.ok
+            told = json.loads(reply.data)
+            assert (told["job"], told["kind"], told["body"]) == (job_id, "completed", {"a": 1})
+
+
+async def test_a_large_result_is_not_repeated() -> None:
+    """RESULT_BYTES_MAX: its reader is told where it stands."""
+    async with a_desk("control") as desk:
+        for job_id, over in (("fits", 0), ("large", 1)):
+            record = a_record(job=job_id)
+            room = RESULT_BYTES_MAX - len(encode(replace(record, body=b"x" * 100_000))) + 100_000
+            record = replace(record, body=b"x" * (room + over))
+            await desk.bus.append(subjects.result(LANE, job_id), encode(record))
+        assert (await ask_lane(desk, "result", ResultRequest(job="fits"))).ok
+        refused = await ask_lane(desk, "result", ResultRequest(job="large"))
+        assert not refused.ok
+        assert "results.acme.large in RESULTS_acme" in refused.message
+
+
+async def test_an_estimate_tells_the_queue_that_a_job_would_come_to() -> None:
+    """Its length, its bound and the wait of a job that comes now."""
+    async with a_desk("control") as desk:
+        await desk.hold(a_job())
+        reply = await ask_lane(desk, "estimate", EstimateRequest(band=2, model=MODEL))
+        told = json.loads(reply.data)
+        assert (told["band"], told["model"], told["queued_jobs"]) == (2, MODEL, 1)
+        assert told["wait_s"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("lane", "model", "said"), [(LANE, "other", "tiny in band 2"), ("nobody", MODEL, "no lane")]
+)
+async def test_an_estimate_for_what_no_queue_takes_says_what_there_is(
+    lane: str, model: str, said: str
+) -> None:
+    """A foreign client tells an unknown model from an election by it."""
+    async with a_desk("control") as desk:
+        subject = subjects.lane_control(lane, "estimate")
+        reply = await ask(desk, subject, EstimateRequest(band=2, model=model))
+        assert (reply.ok, said in reply.message) == (False, True)
 
 
 # ---- drain and reconcile ----

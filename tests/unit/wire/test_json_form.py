@@ -24,8 +24,10 @@ from broker.wire.codec import (
 from broker.wire.control import (
     CancelRequest,
     ControlReply,
+    EstimateRequest,
     JobRequest,
     LaneCancelRequest,
+    ResultRequest,
     StreamSpan,
     WhyRequest,
 )
@@ -90,6 +92,8 @@ MESSAGES = [
     LaneCancelRequest(
         bands=(1, 2), spans=(StreamSpan(stream="JOBS_acme", next_sequence=1, last_sequence=9),)
     ),
+    ResultRequest(job="j"),
+    EstimateRequest(band=1, model="m"),
     ControlReply(ok=True, data=b'{"a": 1}'),
 ]
 
