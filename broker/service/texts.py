@@ -27,7 +27,7 @@ _TEXTS = {
     Reason.UNKNOWN_MODEL: (
         "The lane may not use this model, adapter or band, or is no more; ask for another one."
     ),
-    Reason.MALFORMED: "The message can't be read as a job; publish it with an inferlane client.",
+    Reason.MALFORMED: "The message can't be read as a job; ops/docs/protocol.md has its fields.",
     Reason.PAYLOAD_TOO_LARGE: "The request is too large to be handed to a worker; send less.",
 }
 
