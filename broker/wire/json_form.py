@@ -84,6 +84,13 @@ def encode(message: Struct) -> bytes:
     return msgspec.json.encode(_told(message))
 
 
+def encode_job(read: JobRead) -> bytes:
+    """Encode a job with all that its producer said, defaults too, and nothing that it left out."""
+    names = read.job.__struct_fields__
+    said = {name: getattr(read.job, name) for name in names if name not in read.missing}
+    return msgspec.json.encode({**said, "body": _embedded(read.job.body)})
+
+
 def decode(data: bytes, kind: type[_T]) -> _T:
     """Decode and validate one message of a kind of JSON_KINDS.
 

@@ -9,8 +9,9 @@ import msgspec
 
 from broker.bus.base import Bus, NoStream, NotFound, StoredMessage, StreamFull
 from broker.wire import subjects
-from broker.wire.codec import MalformedMessage, decode, encode
+from broker.wire.codec import JSON_HEADERS, MalformedMessage, decode, encode, read_json_job
 from broker.wire.ids import TOKEN_CHARS_MAX, is_token, job_key, split_job_key
+from broker.wire.json_form import JobRead, begins_json, encode_job
 from broker.wire.messages import DeadLetter, Job, TerminalRecord
 from ops.cli.errors import CommandError, Misused
 from ops.cli.output import note
@@ -99,9 +100,16 @@ async def replay(bus: Bus, letter: Letter, *, keep: bool) -> str:
     if await _has_ended(bus, letter):
         message = f"{letter.key} was replayed before, and ended: its result is under {new_key}"
         raise CommandError(message)
-    job = _again(letter)
+    again = _again(letter)
+    job = again.job
+    is_json = begins_json(letter.job)
     try:
-        await bus.append(letter.subject, encode(job), message_id=f"{job.id}.{job.submission}")
+        await bus.append(
+            letter.subject,
+            encode_job(again) if is_json else encode(job),
+            message_id=f"{job.id}.{job.submission}",
+            headers=JSON_HEADERS if is_json else None,
+        )
     except StreamFull as error:
         message = f"the queue of {letter.key} is full; try again when it has room"
         raise CommandError(message) from error
@@ -123,18 +131,24 @@ async def _has_ended(bus: Bus, letter: Letter) -> bool:
     return True
 
 
-def _again(letter: Letter) -> Job:
+def _again(letter: Letter) -> JobRead:
     try:
-        job = decode(letter.job, Job)
+        job, missing = _job_of(letter.job)
     except MalformedMessage as error:
         message = f"the job of {letter.key} can't be read, so it can't be replayed: {error}"
         raise CommandError(message) from error
     deadline_at_s = job.deadline_at_s
     if deadline_at_s is not None and deadline_at_s <= time.time():
         deadline_at_s = None
-    return msgspec.structs.replace(
+    again = msgspec.structs.replace(
         job, id=letter.replay_id, submission=0, deadline_at_s=deadline_at_s
     )
+    return JobRead(again, missing)
+
+
+def _job_of(data: bytes) -> JobRead:
+    """Read a job in either form; what a foreign producer left out is left to the broker again."""
+    return read_json_job(data) if begins_json(data) else JobRead(decode(data, Job), frozenset())
 
 
 def _read(lane: str, stored: StoredMessage) -> Letter:

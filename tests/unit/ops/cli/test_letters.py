@@ -1,5 +1,7 @@
 """Dead letters: found, listed, read, and put back into their queue exactly once."""
 
+import dataclasses
+import json
 import time
 from typing import Any
 
@@ -26,6 +28,7 @@ from ops.cli.errors import CommandError, Misused
 from ops.cli.letter_text import BODY_CHARS_MAX, as_builtins, as_summary, as_text
 from ops.cli.letters import Letter, find, known_lanes, newest, replay
 from tests.builders import LANE, MODEL, a_job
+from tests.json_callers import a_body, a_json_job, packed
 
 DLQ = subjects.dead_letters_stream(LANE)
 
@@ -123,6 +126,19 @@ async def test_replay() -> None:
     before = a_job(id="j1", submission=4, session="s1")
     assert job == msgspec.structs.replace(before, id="j1-r1", submission=0)
     assert (await bus.stream_state(DLQ)).messages == 0
+
+
+async def test_replay_of_a_job_in_json() -> None:
+    """In JSON again, so that its caller can read what comes; nothing is made up for it."""
+    bus = await a_bus()
+    said = a_json_job(id="j1", submission=4, stream=False, session="s1", body=a_body("hi"))
+    letter = await a_letter(bus, id="j1")
+    again = dataclasses.replace(letter, job=packed(said))
+    assert await replay(bus, again, keep=False) == "acme.j1-r1"
+    (stored,) = [one async for one in bus.messages(subjects.jobs_stream(LANE, 2))]
+    assert json.loads(stored.data) == {**said, "id": "j1-r1", "submission": 0}
+    assert stored.headers["Content-Type"] == "application/json"
+    assert as_builtins(again)["body"] == said["body"]
 
 
 async def test_replay_that_was_interrupted() -> None:
