@@ -35,6 +35,21 @@ _install lock:
     # The test lock holds all that the other does.
     wanted requirements.lock > "{{ venv }}/.installed-requirements.lock"
 
+# What the JavaScript client of the tests needs, where there is npm; without it its tests are skipped.
+[private]
+_js-client:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    cd tests/clients/js
+    if cmp -s package-lock.json node_modules/.installed; then exit 0; fi
+    if ! command -v npm > /dev/null; then
+        echo "No npm here: the tests of the JavaScript client are skipped." >&2
+    elif npm ci --no-audit --no-fund --loglevel=error >&2; then
+        cp package-lock.json node_modules/.installed
+    else
+        echo "npm could not fetch its packages: the tests of the JavaScript client are skipped." >&2
+    fi
+
 [group("setup")]
 [doc("Pin the dependencies anew (needs the package index); `--upgrade` takes newer releases")]
 lock *args:
@@ -53,6 +68,7 @@ lock *args:
 [group("setup")]
 [doc("Remove caches and outputs; .venv stays")]
 clean:
+    rm -rf tests/clients/js/node_modules
     rm -rf out build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis htmlcov .coverage*
     find . -name __pycache__ -type d -not -path "./.venv/*" -prune -exec rm -rf {} +
 
@@ -78,7 +94,7 @@ sim *args: (_install "requirements.lock")
 
 [group("check")]
 [doc("The whole suite, real NATS and real engines included")]
-test *args: setup
+test *args: setup _js-client
     "{{ bin }}/pytest" {{ workers }} {{ args }}
 
 [group("check")]

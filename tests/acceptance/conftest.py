@@ -10,6 +10,7 @@ from broker.bus.nats import NatsBus, connect
 from ops.cluster import LocalCluster, Member
 from ops.demo.run import until_ready
 from ops.demo.setting import Setting, write_config
+from ops.nats.server import NatsServer
 
 FAST = {"engine": "fake", "leader_ttl_s": 2.0}
 """Modelled engines, and a dead leader's key that runs out soon."""
@@ -24,10 +25,15 @@ async def start_cluster(tmp_path: Path) -> AsyncGenerator[StartCluster, None]:
     buses: list[NatsBus] = []
 
     async def start(
-        *, workers: int = 2, broker_place: str = "", agent_place: str = "", **setting: object
+        *,
+        workers: int = 2,
+        broker_place: str = "",
+        agent_place: str = "",
+        server: NatsServer | None = None,
+        **setting: object,
     ) -> tuple[LocalCluster, NatsBus]:
         folder = tmp_path / f"cluster-{len(clusters)}"
-        cluster = LocalCluster(folder)
+        cluster = LocalCluster(folder, server=server)
         clusters.append(cluster)
         await cluster.__aenter__()
         options = Setting(**{"folder": folder, "url": cluster.url, **FAST, **setting})  # pyright: ignore[reportArgumentType]

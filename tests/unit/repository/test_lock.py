@@ -1,5 +1,6 @@
 """The lock files against pyproject.toml and against what is installed, without asking an index."""
 
+import json
 import re
 import tomllib
 from importlib.metadata import distribution
@@ -88,3 +89,12 @@ def test_environment_is_the_locked_one() -> None:
     """The tests run on the versions that the lock names, not on others that lie around."""
     installed = {name: distribution(name).version for name in pinned_versions(TEST_LOCK)}
     assert installed == pinned_versions(TEST_LOCK)
+
+
+def test_the_javascript_clients_lock_names_no_registry() -> None:
+    """Each package with its hash, and no address: each machine has a registry of its own."""
+    lock = json.loads((ROOT / "tests" / "clients" / "js" / "package-lock.json").read_text())
+    packages = [package for name, package in lock["packages"].items() if name]
+    assert packages
+    assert all(package["integrity"].startswith("sha512-") for package in packages)
+    assert not any("resolved" in package for package in packages)
