@@ -18,7 +18,8 @@ import msgspec
 from broker.bus.base import Bus, BusError, NoStream, NotFound, StreamFull
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode
-from broker.wire.messages import Kind, Reason, TerminalRecord
+from broker.wire.json_form import begins_json
+from broker.wire.messages import Job, Kind, Reason, TerminalRecord
 from producers.config import ClientConfig
 from producers.door import Door
 from producers.errors import Refused
@@ -49,7 +50,7 @@ class Keeper(Protocol):
 
 
 class _JobName(msgspec.Struct):
-    """The one field of a stored job that a look compares."""
+    """The one field of a stored job that a look compares; in msgpack, the form of our own."""
 
     id: str
 
@@ -138,7 +139,8 @@ class Watchdog:
             stored = await self._bus.message_at(
                 stream, ticket.sequence, timeout_s=self._config.lookup_s
             )
-            return decode(stored.data, _JobName).id == ticket.job_id
+            kind = Job if begins_json(stored.data) else _JobName
+            return decode(stored.data, kind).id == ticket.job_id
         except (NotFound, MalformedMessage):
             return False
 

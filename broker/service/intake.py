@@ -11,7 +11,7 @@ from typing import Protocol, cast
 import msgspec
 import structlog
 
-from broker.bus.base import Bus, Delivery, Pull
+from broker.bus.base import Bus, BusError, Delivery, Pull
 from broker.core.events import Event, JobHeld, JobSpec, QueueDepth
 from broker.service.attempts import AttemptBook
 from broker.service.endings import Endings
@@ -71,19 +71,22 @@ class Intake:
         try:
             whole = self._reader.read_soon(delivery, address)
         except (MalformedMessage, MalformedName, ValueError) as error:
-            self._read(delivery, address, pull, error)
+            self._read(address, pull, delivery, error)
             return
         if whole is None:
-            self._reader.read_aside(
-                delivery, address, then=partial(self._read, delivery, address, pull)
-            )
+            self._reader.read_aside(delivery, address, then=partial(self._read, address, pull))
         else:
-            self._read(delivery, address, pull, whole)
+            self._read(address, pull, delivery, whole)
 
     def _read(
-        self, delivery: Delivery, address: JobAddress, pull: Pull, found: Whole | Exception
+        self, address: JobAddress, pull: Pull, delivery: Delivery, found: Whole | Exception
     ) -> None:
         """Take what a delivery was read as, or what kept it from being read."""
+        if isinstance(found, BusError):
+            # Not known what it is: it comes again, if it is still there.
+            _log.warning("intake.unread", stream=delivery.stream, sequence=delivery.sequence)
+            pull.release()
+            return
         if isinstance(found, Exception):
             pull.release()
             self._refuse(delivery, address, str(found))

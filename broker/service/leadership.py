@@ -79,7 +79,7 @@ class Leadership:
         self.accounting = Accounting(bus, results_age_s_max=ages_s, hears=observer, now=now)
         self.closer = self._make_closer()
         self.endings = Endings(self.shelf, self.closer, now=now, tell=self.loop.tell)
-        self.reader = Reader(learned, call=self.loop.call)
+        self.reader = Reader(bus, learned, call=self.loop.call)
         self.outbox = Outbox(
             bus,
             self.shelf,

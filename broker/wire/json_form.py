@@ -108,8 +108,7 @@ def decode_any(data: bytes, kinds: tuple[type[Struct], ...]) -> Struct:
 def read_job(data: bytes) -> JobRead:
     """Decode a job and tell what its producer left out. Raises as `decode`."""
     twin = _decoder(Job).decode(data)
-    names = structs.fields(type(twin))
-    missing = frozenset(field.name for field in names if getattr(twin, field.name) is UNSET)
+    missing = frozenset(name for name in twin.__struct_fields__ if getattr(twin, name) is UNSET)
     return JobRead(_original(twin, Job), missing)
 
 

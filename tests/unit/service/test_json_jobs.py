@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from broker.service.reading import INLINE_BYTES_MAX
 from broker.wire.codec import decode
 from broker.wire.messages import DeadLetter, Job, Kind
+from producers.request import Wish, build_job
 from tests.agents import ScriptedEngine, an_answer
+from tests.builders import LANE
 from tests.clusters import Cluster, a_chat, a_cluster, until
 from tests.json_callers import CONTENT_TYPE, JsonCaller, a_body, a_json_job, packed
 from tests.leaders import QUICK_LEASES, a_desk, a_listing
@@ -112,6 +114,19 @@ async def test_both_forms_are_read_by_our_own_client(tmp_path: Path) -> None:
             assert found.kind is Kind.COMPLETED
             ticket = await client.submit(a_chat(), job_id="job-1")
             assert await ticket.result() == found
+
+
+async def test_our_own_client_finds_a_queued_job_that_came_in_json(tmp_path: Path) -> None:
+    """By its sequence: so it is not lost, and not stored a second time."""
+    async with (
+        a_caller(tmp_path, workers=0) as (cluster, caller),
+        cluster.client() as client,
+    ):
+        stored = await caller.submit(a_json_job())
+        job = build_job(a_chat(), Wish(job_id="job-1"), lane=LANE, client="client-1")
+        ticket = await client.submit_job(job, known=True, sequence=stored.sequence)
+        assert await client._watchdog.is_stored(ticket)
+        assert await cluster.queued() == 1
 
 
 async def test_a_second_message_of_a_job_is_answered_in_its_own_form(tmp_path: Path) -> None:

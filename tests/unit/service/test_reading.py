@@ -9,17 +9,20 @@ import msgspec
 import orjson
 import pytest
 
-from broker.bus.base import StoredMessage
+from broker.bus.base import Delivery, NotFound, StoredMessage
+from broker.bus.memory import MemoryBus
 from broker.service import reading
 from broker.service.learned import Learned
 from broker.service.reading import INLINE_BYTES_MAX, Reader, Whole, completed
 from broker.wire.codec import MalformedMessage, decode
 from broker.wire.messages import Job
 from broker.wire.prefix import BLOCK_BYTES, BLOCKS_MAX, HASH_BYTES
+from broker.wire.subjects import JobAddress
 from producers.request import Wish, build_job
 from tests.builders import LANE, MODEL, a_job
 from tests.json_callers import CONTENT_TYPE, a_body, a_json_job, base64_of, packed
-from tests.leaders import ADDRESS, a_delivery
+from tests.leaders import ADDRESS, a_delivery, a_desk
+from tests.turns import until
 
 LONG = "tell me a story. " * 40
 """A prompt of two blocks and a half."""
@@ -27,9 +30,37 @@ LONG = "tell me a story. " * 40
 VERY_LONG = "x" * INLINE_BYTES_MAX
 
 
-def a_reader() -> Reader:
-    """A reader that learned nothing, for what needs no loop."""
-    return Reader(Learned(), call=lambda _: None)
+def a_reader(bus: MemoryBus | None = None) -> Reader:
+    """A reader that learned nothing, and tells at once."""
+    return Reader(bus or MemoryBus(), Learned(), call=lambda work: work())
+
+
+class Told:
+    """What a reader read aside, in order."""
+
+    def __init__(self) -> None:
+        self.found: list[Whole | Exception] = []
+        self._more = asyncio.Event()
+
+    def hear(self, delivery: Delivery, found: Whole | Exception) -> None:
+        assert delivery.data
+        self.found.append(found)
+        self._more.set()
+
+    def lose(self, delivery: Delivery, found: Whole | Exception) -> None:
+        """As `hear`, of a message that could not be had again."""
+        assert not delivery.data
+        self.found.append(found)
+        self._more.set()
+
+    async def all(self, reader: Reader, count: int) -> list[Whole | Exception]:
+        """Let the reader run until so many were told."""
+        running = asyncio.create_task(reader.run())
+        while len(self.found) < count:
+            self._more.clear()
+            await self._more.wait()
+        running.cancel()
+        return self.found
 
 
 def ours(body: dict[str, Any], **wish: Any) -> Job:
@@ -201,16 +232,14 @@ async def test_a_long_foreign_job_is_read_in_a_thread(
         return blocks_of(text, seed=seed)
 
     monkeypatch.setattr(reading, "block_hashes", noted)
-    told: asyncio.Queue[Whole | Exception] = asyncio.Queue()
-    reader = Reader(Learned(), call=lambda work: work())
+    told, reader = Told(), a_reader()
     message = a_long_message(form)
     assert reader.read_soon(message, ADDRESS) is None
-    reader.read_aside(message, ADDRESS, then=told.put_nowait)
-    running = asyncio.create_task(reader.run())
-    found = await told.get()
-    running.cancel()
+    reader.read_aside(message, ADDRESS, then=told.hear)
+    (found,) = await told.all(reader, 1)
     assert isinstance(found, Whole)
     assert found.job.blocks == ours(a_body(VERY_LONG)).blocks
+    assert threads
     assert threading.get_ident() not in threads
 
 
@@ -218,8 +247,7 @@ async def test_long_messages_are_told_in_order_and_one_that_is_broken_ends_alone
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Malformed or a fault of ours: the next one is read all the same."""
-    told: asyncio.Queue[Whole | Exception] = asyncio.Queue()
-    reader = Reader(Learned(), call=lambda work: work())
+    told, reader = Told(), a_reader()
     good, bad = a_long_message("json"), a_delivery(b"{" * 50_000)
     real = reading.read_json_job
     faults = iter((None, None, ZeroDivisionError("ours"), None))
@@ -231,11 +259,63 @@ async def test_long_messages_are_told_in_order_and_one_that_is_broken_ends_alone
 
     monkeypatch.setattr(reading, "read_json_job", faulty)
     for message in (good, bad, good, good):
-        reader.read_aside(message, ADDRESS, then=told.put_nowait)
-    running = asyncio.create_task(reader.run())
-    kinds = [type(await told.get()) for _ in range(4)]
-    running.cancel()
+        reader.read_aside(message, ADDRESS, then=told.hear)
+    kinds = [type(one) for one in await told.all(reader, 4)]
     assert kinds == [Whole, MalformedMessage, ZeroDivisionError, Whole]
+    assert reader.aside_bytes == 0
+
+
+async def test_lanes_take_turns_at_being_read() -> None:
+    """One lane's flood of long messages holds up another's for one of them, not for all."""
+    told, reader = Told(), a_reader()
+    beta = JobAddress("beta", 2, MODEL)
+    for lane, address in ((LANE, ADDRESS), (LANE, ADDRESS), (LANE, ADDRESS), ("beta", beta)):
+        data = packed(a_json_job(lane=lane, body=a_body(VERY_LONG)))
+        reader.read_aside(a_delivery(data, headers=CONTENT_TYPE), address, then=told.hear)
+    found = await told.all(reader, 4)
+    assert [one.job.lane for one in found if isinstance(one, Whole)] == [LANE, "beta", LANE, LANE]
+
+
+async def test_of_too_many_bytes_the_rest_is_read_from_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ASIDE_BYTES_MAX: the message keeps its place, its bytes wait where they are."""
+    async with a_desk() as desk:
+        message = a_long_message("json")
+        monkeypatch.setattr(reading, "ASIDE_BYTES_MAX", 2 * len(message.data))
+        await desk.bus.append(message.subject, message.data, headers=CONTENT_TYPE)
+        told, reader = Told(), a_reader(desk.bus)
+        for _ in range(4):
+            reader.read_aside(message, ADDRESS, then=told.hear)
+        assert reader.aside_bytes == reading.ASIDE_BYTES_MAX
+        first, *others = await told.all(reader, 4)
+        assert others == [first] * 3
+        assert reader.aside_bytes == 0
+
+
+async def test_a_message_that_is_gone_when_its_turn_comes_is_told_as_not_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended meanwhile, or the server can't be asked: nothing is known of the job."""
+    async with a_desk() as desk:
+        monkeypatch.setattr(reading, "ASIDE_BYTES_MAX", 0)
+        told, reader = Told(), a_reader(desk.bus)
+        reader.read_aside(a_long_message("json"), ADDRESS, then=told.lose)
+        assert [type(one) for one in await told.all(reader, 1)] == [NotFound]
+
+
+async def test_what_could_not_be_had_again_is_no_malformed_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its place in the window is given back, and nothing is written: it may come again."""
+    monkeypatch.setattr(reading, "ASIDE_BYTES_MAX", 0)
+    async with a_desk("reader") as desk:
+        desk.take(a_long_message("json"))
+        await until(lambda: desk.leader.loop.backlog > 0)
+        desk.turn()
+        assert desk.window.released == 1
+        assert not desk.seen.bad
+        assert desk.leader.closer._work.empty()
 
 
 @pytest.mark.parametrize("user", [LONG, VERY_LONG])
