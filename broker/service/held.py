@@ -107,6 +107,7 @@ class Shelf:
         """Jobs whose ack-wait is ours to renew, the one renewed longest ago first."""
         self._bytes_max = bytes_max
         self._reserves = [int(bytes_max * ratio) for ratio in reserve_ratios]
+        self._reserved_bytes = sum(self._reserves)
         self._bytes_of_band = [0] * len(reserve_ratios)
 
     @property
@@ -170,16 +171,21 @@ class Shelf:
         if held.body is not None:
             return True
         used = self._bytes_of_band
-        reserved = sum(
-            max(0, reserve - used[band])
-            for band, reserve in enumerate(self._reserves)
-            if band != held.band
-        )
-        if self.held_bytes + len(body) > self._bytes_max - reserved:
+        total = self.held_bytes + len(body)
+        # What fits beside all reserves needs no look at what is left of each.
+        if total > self._bytes_max - self._reserved_bytes and total > self._room_for(held.band):
             return False
         held.body = body
         used[held.band] += len(body)
         return True
+
+    def _room_for(self, band: int) -> int:
+        """Bytes that all bodies may take with one more of this band."""
+        return self._bytes_max - sum(
+            max(0, reserve - self._bytes_of_band[other])
+            for other, reserve in enumerate(self._reserves)
+            if other != band
+        )
 
     def drop_body(self, held: Held) -> None:
         """Free a body."""

@@ -82,14 +82,9 @@ class Intake:
         self, address: JobAddress, pull: Pull, delivery: Delivery, found: Whole | Exception
     ) -> None:
         """Take what a delivery was read as, or what kept it from being read."""
-        if isinstance(found, BusError):
-            # Not known what it is: it comes again, if it is still there.
-            _log.warning("intake.unread", stream=delivery.stream, sequence=delivery.sequence)
+        if not isinstance(found, Whole):
             pull.release()
-            return
-        if isinstance(found, Exception):
-            pull.release()
-            self._refuse(delivery, address, str(found))
+            self._unread(delivery, address, found)
             return
         spec = self._spec(found.job, delivery)
         known = self._shelf.get(spec.key)
@@ -103,6 +98,13 @@ class Intake:
         else:
             pull.release()
             self._duplicate(known, found, delivery)
+
+    def _unread(self, delivery: Delivery, address: JobAddress, error: Exception) -> None:
+        if isinstance(error, BusError):
+            # Not known what it is: it comes again, if it is still there.
+            _log.warning("intake.unread", stream=delivery.stream, sequence=delivery.sequence)
+        else:
+            self._refuse(delivery, address, str(error))
 
     def depth(self, address: JobAddress, pending_jobs: int) -> None:
         """Note how many messages of a queue are not pulled yet."""

@@ -46,8 +46,7 @@ _FROM_BODY = _PROMPT | {"output_tokens_max", "stream"}
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(msgspec.Struct, frozen=True):
     """A job with nothing missing."""
 
     job: Job
@@ -129,13 +128,13 @@ class Reader:
 
     def read_soon(self, message: Delivery | StoredMessage, address: JobAddress) -> Whole | None:
         """Read a message; None where that takes long. Raises MalformedMessage."""
-        is_long = len(message.data) > INLINE_BYTES_MAX
-        if speaks_json(message.data, message.headers):
-            return None if is_long else self._of_json(message, address)
-        job = _checked(decode(message.data, Job), address)
+        data = message.data
+        if speaks_json(data, message.headers):
+            return self._of_json(message, address) if len(data) <= INLINE_BYTES_MAX else None
+        job = _checked(decode(data, Job), address)
         if job.blocks or not _lacks_prompt(job):
-            return Whole(job, message.data)
-        return None if is_long else self._completed(job, _PROMPT)
+            return Whole(job, data)
+        return self._completed(job, _PROMPT) if len(data) <= INLINE_BYTES_MAX else None
 
     def read(self, message: Delivery | StoredMessage, address: JobAddress) -> Whole:
         """Read a message, however long it takes. Raises MalformedMessage."""
@@ -203,9 +202,8 @@ def completed(job: Job, missing: frozenset[str], *, bytes_per_token: float) -> J
 
 def _checked(job: Job, address: JobAddress) -> Job:
     """Return a job that is what its subject says. Raises MalformedMessage."""
-    said = (job.lane, job.band, job.model)
-    if said != (address.lane, address.band, address.model):
-        message = f"the job says {said}, its queue is {address}"
+    if job.lane != address.lane or job.band != address.band or job.model != address.model:
+        message = f"the job says {(job.lane, job.band, job.model)}, its queue is {address}"
         raise MalformedMessage(message)
     if len(job.blocks) % HASH_BYTES or len(job.blocks) > BLOCKS_MAX * HASH_BYTES:
         message = f"{len(job.blocks)} bytes are no list of at most {BLOCKS_MAX} block hashes"

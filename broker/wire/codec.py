@@ -41,9 +41,11 @@ _outs = msgspec.msgpack.Decoder(OutEvent)
 
 _OUT_KINDS = (Queued, Started, Tokens, End, StoredEnd)
 
-CONTENT_TYPE = "Content-Type"
-JSON_HEADERS: Mapping[str, str] = {CONTENT_TYPE: "application/json"}
+JSON_HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
 """What a message in JSON carries, in a stream at least."""
+
+_NAME = "content-type"
+_NAME_CHARS = len(_NAME)
 
 
 def speaks_json(data: bytes, headers: Mapping[str, str]) -> bool:
@@ -55,9 +57,9 @@ def speaks_json(data: bytes, headers: Mapping[str, str]) -> bool:
     if json_form.begins_json(data):
         return True
     for name in headers:
-        if len(name) == len(CONTENT_TYPE) and name.lower() == "content-type":
-            kind = headers[name].partition(";")[0].strip().lower()
-            return kind == JSON_HEADERS[CONTENT_TYPE]
+        # Most have another length: they need not be lowered.
+        if len(name) == _NAME_CHARS and name.lower() == _NAME:
+            return headers[name].partition(";")[0].strip().lower() == "application/json"
     return False
 
 

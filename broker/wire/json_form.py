@@ -63,6 +63,8 @@ JSON_KINDS: frozenset[type[Any]] = frozenset(
 EMBEDDED = frozenset(("body", "data", "record"))
 """Fields of bytes that stand as a JSON object where they hold one."""
 
+_FIRST_BYTES = frozenset((b"{", b" ", b"\t", b"\n", b"\r"))
+
 _T = TypeVar("_T")
 
 
@@ -76,7 +78,7 @@ class JobRead(NamedTuple):
 
 def begins_json(data: bytes) -> bool:
     """Say whether bytes can only be JSON: no message of ours in msgpack begins so."""
-    return data[:64].lstrip()[:1] == b"{"
+    return data[:1] in _FIRST_BYTES and data[:64].lstrip()[:1] == b"{"
 
 
 def encode(message: Struct) -> bytes:
