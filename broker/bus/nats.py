@@ -318,10 +318,7 @@ class NatsBus(StreamBuckets):
     ) -> StoredMessage:
         """Read the newest message of a subject."""
         check_subject(subject)
-        question = {"last_by_subj": subject}
-        return await self._streams.get(
-            stream, question, what=f"message on {subject}", timeout_s=timeout_s
-        )
+        return await self._streams.last(stream, subject, timeout_s=timeout_s)
 
     async def message_at(
         self, stream: str, sequence: int, *, timeout_s: float = 5.0

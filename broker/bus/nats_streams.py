@@ -220,6 +220,16 @@ class Streams:
             return 0
         return 1 + int(decode_headers(reply.headers)["Nats-Num-Pending"])
 
+    async def last(self, stream: str, subject: str, *, timeout_s: float) -> StoredMessage:
+        """Read the newest message of a subject by direct get.
+
+        The subject stands in the request's own, so that an account may be given some of a stream.
+        """
+        reply = await self._replies.ask(
+            f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout_s=timeout_s
+        )
+        return _stored(reply, stream=stream, what=f"message on {subject}")
+
     async def delete_message(self, stream: str, sequence: int, *, erase: bool) -> bool:
         """Remove one message."""
         # Erasing costs a write of random bytes for each byte of it.

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from ops.demo.setting import ONLINE_LANE
-from ops.nats.server import NatsServer, ServerOptions
 from tests.acceptance.audit import Audit
 from tests.acceptance.conftest import StartCluster
-from tests.protocol_page import PAGE, blocks
+from tests.lane_accounts import PASSWORD, USER, a_server_of
 
 CLIENT = Path(__file__).parents[1] / "clients" / "js"
 
@@ -27,31 +26,13 @@ needs_node = pytest.mark.skipif(
 
 pytestmark = [needs_node, pytest.mark.timeout(90)]
 
-USER, PASSWORD = "lane", "secret"
-
 JETSTREAM_NOT_ENABLED = 10039
 """The server's word on all of JetStream that an account does not import."""
 
 
-def a_server(folder: Path) -> NatsServer:
-    """A server with the accounts of the protocol's page, for the lane that the cluster has."""
-    (accounts,) = blocks(PAGE.read_text(), "conf")
-    for mine, theirs in (
-        ("user: acme", f"user: {USER}"),
-        ("$ACME_NATS_PASSWORD", PASSWORD),
-        ("$INFERLANE_NATS_PASSWORD", "core"),
-        ("ACME", "TENANT"),
-        ("acme", ONLINE_LANE),
-    ):
-        assert mine in accounts
-        accounts = accounts.replace(mine, theirs)
-    # Who says nothing of himself is of the core account: broker, workers, and this test.
-    return NatsServer(folder, options=ServerOptions(extra=f"{accounts}\nno_auth_user: inferlane"))
-
-
 async def run(scenario: str, start_cluster: StartCluster, folder: Path) -> dict[str, Any]:
     """Let the client do a scenario on a cluster of its own, and return what it saw."""
-    cluster, bus = await start_cluster(server=a_server(folder / "nats"))
+    cluster, bus = await start_cluster(server=a_server_of(ONLINE_LANE, folder / "nats"))
     audit = await Audit(bus).begin()
     process = await asyncio.create_subprocess_exec(
         *("node", "client.mjs", scenario, cluster.url.removeprefix("nats://")),
