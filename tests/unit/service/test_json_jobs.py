@@ -16,7 +16,7 @@ from tests.agents import ScriptedEngine, an_answer
 from tests.builders import LANE
 from tests.clusters import Cluster, a_chat, a_cluster, until
 from tests.json_callers import CONTENT_TYPE, JsonCaller, a_body, a_json_job, packed
-from tests.leaders import QUICK_LEASES, a_desk, a_listing
+from tests.leaders import QUICK_LEASES, a_delivery, a_desk, a_listing
 from worker_agent.engine.base import EngineFailed
 
 
@@ -220,6 +220,51 @@ async def test_what_holds_a_job_is_told_in_json(tmp_path: Path) -> None:
         answer = await caller.ask("why", job="job-1")
         assert answer["ok"]
         assert isinstance(answer["data"], dict)
+
+
+async def test_where_a_job_stands_is_told_in_json(tmp_path: Path) -> None:
+    """Queued with its place, then started with its worker."""
+    engine = ScriptedEngine()
+    async with a_caller(tmp_path, engine=engine) as (_, caller):
+        await caller.submit(a_json_job())
+        await until(lambda: bool(engine.running))
+        assert (await caller.ask("job", job="job-1"))["data"]["phase"] == "started"
+        engine.say("job-1", an_answer())
+        await caller.first("end")
+
+
+async def test_a_lanes_jobs_are_cancelled_in_json(tmp_path: Path) -> None:
+    """Counted, then cancelled a step at a time; each caller hears it in its form."""
+    async with a_caller(tmp_path, workers=0) as (cluster, caller):
+        for number in range(3):
+            await caller.submit(a_json_job(id=f"job-{number}"))
+        step = (await caller.ask("cancel_lane"))["data"]
+        assert step["jobs"] == 3
+        while step.get("spans"):
+            step = (await caller.ask("cancel_lane", spans=step["spans"]))["data"]
+        await cluster.until_empty()
+        assert [(await caller.record(f"job-{n}"))["kind"] for n in range(3)] == ["cancelled"] * 3
+        assert {event["type"] for event in caller.heard} == {"queued", "end"}
+
+
+async def test_jobs_that_no_broker_pulled_are_cancelled_with_their_lane_in_json() -> None:
+    """Their records are written where they stand."""
+    async with a_desk("control", "closer") as desk:
+        caller = JsonCaller(desk.bus)
+        await caller.submit(a_json_job())
+        spans = (await caller.ask("cancel_lane"))["data"]["spans"]
+        assert (await caller.ask("cancel_lane", spans=spans))["data"]["jobs"] == 1
+        assert (await caller.record("job-1"))["kind"] == "cancelled"
+
+
+async def test_what_ended_while_nobody_led_is_told_in_json() -> None:
+    """Its record stands and its caller may not know: the new leader says so, in its form."""
+    async with a_desk("closer") as desk:
+        caller = JsonCaller(desk.bus)
+        await caller.listen()
+        data = packed(a_json_job())
+        desk.leader.endings.ended_before(a_delivery(data), decode(data, Job))
+        assert await caller.first("stored") == {"type": "stored", "job": "job-1"}
 
 
 async def test_a_question_that_cannot_be_read_is_answered_in_json(tmp_path: Path) -> None:
