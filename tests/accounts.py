@@ -1,7 +1,5 @@
 """Accounts for tests: a lane's RESULTS with records, who counts them, and the sums by hand."""
 
-import asyncio
-import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +8,6 @@ from broker.bus import topology
 from broker.bus.base import Bus
 from broker.bus.topology import LanePlan
 from broker.bus.usage import usage_days
-from broker.service.accounting import Accounting
 from broker.wire import subjects
 from broker.wire.codec import decode, encode
 from broker.wire.messages import Kind, TerminalRecord, Usage
@@ -88,30 +85,3 @@ def numbers_of(record: TerminalRecord) -> dict[str, int]:
 def total(sums: Sums, names: Iterable[str] = (*(kind.value for kind in Kind),)) -> int:
     """Add up some numbers over all rows; by default jobs."""
     return sum(numbers[name] for numbers in sums.values() for name in names)
-
-
-class Clerk:
-    """Counts a lane's records all the time, as a leading broker does, only more often."""
-
-    def __init__(self, bus: Bus, *, lane: str = LANE, every_s: float = 0.01) -> None:
-        self._accounting = Accounting(bus, results_age_s_max={lane: 1e6}, hears=self, now=time.time)
-        self._lane = lane
-        self._every_s = every_s
-        self.counted = 0
-        self.gone = 0
-
-    def usage_counted(self, lane: str, records: int) -> None:
-        """Sum up what is counted."""
-        del lane
-        self.counted += records
-
-    def usage_gone(self, lane: str, records: int) -> None:
-        """Sum up what left uncounted."""
-        del lane
-        self.gone += records
-
-    async def run(self) -> None:
-        """Count until cancelled."""
-        while True:
-            await self._accounting.count_in_turn(self._lane)
-            await asyncio.sleep(self._every_s)

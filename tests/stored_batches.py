@@ -18,7 +18,6 @@ from producers.batches.config import BatchesConfig
 from producers.batches.records import Batch
 from producers.batches.runner import BatchRunner
 from producers.batches.shelf import Shelf, Wanted
-from tests.accounts import Clerk
 from tests.builders import LANE, MODEL
 from tests.lanes import QUICK
 from tests.responder import Responder
@@ -166,12 +165,10 @@ async def a_place(*, lane: str = LANE, **fields: Any) -> AsyncGenerator[Place]:
     """A lane `acme` whose streams and buckets are set up, and a responder that serves it."""
     bus = MemoryBus()
     await topology.apply(bus, topology.of([LanePlan(lane, (MODEL,))], Bounds()))
-    counting = asyncio.create_task(Clerk(bus, lane=lane).run())
     async with Responder(bus, **fields) as responder:
         place = Place(bus, responder)
         try:
             yield place
         finally:
             await place.close()
-            counting.cancel()
     await bus.close()

@@ -4,12 +4,9 @@ Whoever deletes a record asks `counted_sequence` first: a record that leaves RES
 counted is missing from the accounts for good.
 """
 
-import math
-import time
 from collections.abc import AsyncIterator, Collection
 
-from broker.bus.base import BucketSpec, Bus, NoStream, NotFound
-from broker.bus.key_value import bucket_stream
+from broker.bus.base import Bus, NotFound
 from broker.wire import subjects
 from broker.wire.codec import decode
 from broker.wire.usage import UsageDay, UsageMark
@@ -49,48 +46,6 @@ async def usage_mark(bus: Bus, lane: str) -> UsageMark:
 async def counted_sequence(bus: Bus, lane: str) -> int:
     """Tell up to which sequence of RESULTS all records are counted. Raises BusError."""
     return (await usage_mark(bus, lane)).sequence
-
-
-class Counted:
-    """Tells which of a lane's records its accounts have, for whoever removes records."""
-
-    def __init__(self, bus: Bus, lane: str, *, every_s: float) -> None:
-        """Ask the server no more often than `every_s`."""
-        self._bus = bus
-        self._lane = lane
-        self._every_s = every_s
-        self._asked_at_s = -math.inf
-        self._sequence: float = 0
-
-    async def last_sequence(self) -> int:
-        """Tell the sequence of the newest record: those that stand now are at or below it.
-
-        Raises BusError.
-        """
-        return (await self._bus.stream_state(subjects.results_stream(self._lane))).last_sequence
-
-    async def has(self, sequence: int) -> bool:
-        """Say whether all records at or below a sequence are counted. Raises BusError.
-
-        Always, where nobody keeps accounts: there is no bucket for them.
-        """
-        now_s = time.monotonic()
-        if self._sequence < sequence and now_s - self._asked_at_s >= self._every_s:
-            self._asked_at_s = now_s
-            self._sequence = await self._ask()
-        return sequence <= self._sequence
-
-    async def _ask(self) -> float:
-        try:
-            return await counted_sequence(self._bus, self._lane)
-        except NoStream:
-            # No bucket, or its election is under way.
-            bucket = bucket_stream(BucketSpec(subjects.USAGE_BUCKET)).name
-            try:
-                await self._bus.stream_state(bucket)
-            except NotFound:
-                return math.inf
-            return 0
 
 
 async def uncounted_records(bus: Bus, lane: str) -> int:

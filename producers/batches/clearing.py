@@ -2,8 +2,7 @@
 
 A record is what keeps a job from running twice while its message may still be delivered. So it goes
 only once the message has left its stream, which happens within milliseconds of the record; a
-message that is still there is looked for again. And it goes only once the lane's accounts have it,
-which a leading broker sees to within seconds.
+message that is still there is looked for again.
 """
 
 import asyncio
@@ -14,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from broker.bus.base import Bus, BusError, NotFound
-from broker.bus.usage import Counted
 from broker.wire import subjects
 from broker.wire.ids import BATCH_BAND
 
@@ -32,8 +30,6 @@ class _Chunk:
     is_output: bool
     sequence: int
     left: int
-    stands_at: int | None = None
-    """A sequence of RESULTS that none of its records is beyond; None before it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,6 @@ class Clearing:
         self._bus = bus
         self._lane = lane
         self._after_s = after_s
-        self._counted = Counted(bus, lane, every_s=after_s)
         self._chunks: deque[_Chunk] = deque()
         self._waiting: deque[tuple[float, _Chunk, Record]] = deque()
         self._under_way = 0
@@ -95,8 +90,6 @@ class Clearing:
             due_s, chunk, record = self._waiting.popleft()
             self._under_way += 1
             await asyncio.sleep(due_s - time.monotonic())
-            while not await self._is_counted(chunk):  # noqa: ASYNC110 - nobody tells of it.
-                await asyncio.sleep(self._after_s)
             gone = False
             with suppress(BusError):
                 gone = await self._remove(record)
@@ -106,15 +99,6 @@ class Clearing:
             else:
                 self._waiting.append((time.monotonic() + self._after_s, chunk, record))
             self._note()
-
-    async def _is_counted(self, chunk: _Chunk) -> bool:
-        """Say whether the accounts have all records of a chunk."""
-        try:
-            if chunk.stands_at is None:
-                chunk.stands_at = await self._counted.last_sequence()
-            return await self._counted.has(chunk.stands_at)
-        except BusError:
-            return False
 
     async def _remove(self, record: Record) -> bool:
         """Let a record go; False while its job's message is there."""
