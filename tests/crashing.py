@@ -27,6 +27,7 @@ OPERATIONS = frozenset(
         "last_message",
         "message_at",
         "delete_message",
+        "purge",
         "ack",
         "renew",
         "kv_get",

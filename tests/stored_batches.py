@@ -13,7 +13,10 @@ from broker.bus.base import Bus
 from broker.bus.files import Files, new_file_id
 from broker.bus.memory import MemoryBus
 from broker.bus.topology import Bounds, LanePlan
+from broker.wire import subjects
+from broker.wire.codec import encode
 from broker.wire.files import FileInfo
+from broker.wire.usage import UsageMark
 from producers.batches.config import BatchesConfig
 from producers.batches.records import Batch
 from producers.batches.runner import BatchRunner
@@ -45,6 +48,32 @@ async def pieces(*given: bytes) -> AsyncIterator[bytes]:
     """A source that gives these."""
     for piece in given:
         yield piece
+
+
+def a_batch(**fields: Any) -> Batch:
+    """A batch that was just created."""
+    defaults: dict[str, Any] = {
+        "id": "batch_1",
+        "lane": LANE,
+        "endpoint": ENDPOINT,
+        "input_file_id": "file-1",
+        "completion_window": "24h",
+        "window_s": 86_400.0,
+        "created_at_s": 1000.0,
+        "results_life_s": 3600.0,
+    }
+    return Batch(**{**defaults, **fields})
+
+
+async def count_all(bus: Bus, lane: str = LANE) -> None:
+    """Let the lane's accounts have all its records, those to come too: no broker counts here."""
+    await count_up_to(bus, 2**53, lane)
+
+
+async def count_up_to(bus: Bus, sequence: int, lane: str = LANE) -> None:
+    """Let the lane's accounts have its records up to this one."""
+    mark = UsageMark(lane=lane, sequence=sequence)
+    await bus.kv_put(subjects.USAGE_BUCKET, subjects.usage_mark_key(lane), encode(mark))
 
 
 class Member:
@@ -97,7 +126,8 @@ class Place:
     async def create(self, content: Iterable[bytes] | bytes, **fields: Any) -> Batch:
         """Store an input and create its batch."""
         info = await self.put(content)
-        wanted = Wanted(**{"endpoint": ENDPOINT, "input_file_id": info.id, **fields})
+        asked: dict[str, Any] = {"endpoint": ENDPOINT, "input_file_id": info.id, **fields}
+        wanted = Wanted(**asked)
         return await self.shelf.create(wanted)
 
     async def when(self, batch_id: str, holds: Callable[[Batch], bool]) -> Batch:
@@ -144,9 +174,11 @@ class Place:
             assert line["error"] is None
             assert line["response"]["status_code"] == 200
 
-    async def records_left(self) -> int:
-        """Records that stand in RESULTS."""
-        return (await self.bus.stream_state(f"RESULTS_{LANE}")).messages
+    async def until_cleared(self) -> None:
+        """Wait until no record stands in RESULTS, and its runners are done."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (await self.bus.stream_state(f"RESULTS_{LANE}")).messages:
+                await asyncio.sleep(0.01)
 
     async def close(self) -> None:
         """End all."""
@@ -165,6 +197,7 @@ async def a_place(*, lane: str = LANE, **fields: Any) -> AsyncGenerator[Place]:
     """A lane `acme` whose streams and buckets are set up, and a responder that serves it."""
     bus = MemoryBus()
     await topology.apply(bus, topology.of([LanePlan(lane, (MODEL,))], Bounds()))
+    await count_all(bus)
     async with Responder(bus, **fields) as responder:
         place = Place(bus, responder)
         try:

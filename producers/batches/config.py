@@ -21,8 +21,8 @@ class BatchesConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Lines read ahead, so that those that share a prefix can be put together; ..."""
     lookahead_bytes_max: AtLeastOne = 8_000_000
     """... and their bytes. One such window is submitted while the next is read."""
-    unwritten_bytes_max: AtLeastOne = 16_000_000
-    """Results that wait to be stored; then no further job is taken out of flight."""
+    unwritten_bytes_max: AtLeastOne = 4_000_000
+    """Results that wait to be stored, 16 chunks; then no further job is taken out of flight."""
     write_s: Positive = 1.0
     """Results are stored this often at the least: so old is what can be read while a batch runs."""
     progress_s: Positive = 1.0
@@ -37,9 +37,9 @@ class BatchesConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     clear_after_s: Positive = 1.0
     """A record leaves RESULTS so long after its line stands: by then its job's message was
     acknowledged, which saves a look."""
-    clear_s_max: Positive = 30.0
-    """How long a batch whose lines all ended waits for its last records to leave RESULTS; what is
-    left goes by its age."""
+    clear_s_max: Positive = 120.0
+    """How long after a batch's end its last records are waited for to leave RESULTS (the accounts
+    must have them, up to 30 s behind where a broker is busy); what is left goes by its age."""
     retry_s_max: Positive = 60.0
     """Longest pause before a batch is taken up again at which a runner failed."""
     sweep_s: Positive = 600.0

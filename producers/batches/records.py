@@ -71,6 +71,8 @@ class Place(Record, frozen=True, kw_only=True):
 
     read_to: Count = 0
     """No line beyond was ever submitted."""
+    jobs_inflight: Count = 0
+    """Jobs in the cluster: for people."""
     jobs_after_sequence: Count = 0
     """Messages of its unfinished lines come after this one of the lane's batch stream."""
     cleared_output: Count = 0
@@ -97,6 +99,8 @@ class Batch(Record, frozen=True, kw_only=True):
     expired_at_s: Seconds = 0.0
     cancelling_at_s: Seconds = 0.0
     cancelled_at_s: Seconds = 0.0
+    api_key_name: ShortText = ""
+    """Whose API key asked for it: its jobs are in that key's accounts."""
     metadata: dict[ShortText, str] = field(default_factory=dict[str, str])
     lines: Count = 0
     """Of the input, blank ones included."""

@@ -21,13 +21,13 @@ from broker.bus.files import FileGone, Files
 from broker.wire import subjects
 from broker.wire.ids import BATCH_BAND
 from broker.wire.messages import Job
-from producers.batch.lines import Code, Request
-from producers.batch.reader import Reader
+from producers.batch.lines import BadLine, Code, Request
+from producers.batch.reader import Reader, Work
 from producers.batch.room import Disk
 from producers.batch.source import Line
 from producers.batch.state import Identity, State
 from producers.batches import life
-from producers.batches.clearing import Clearing, Record
+from producers.batches.clearing import Clearing
 from producers.batches.config import BatchesConfig
 from producers.batches.errors import BatchesError
 from producers.batches.flight import Flight
@@ -48,6 +48,18 @@ class InputGone(BatchesError):
     """The input file isn't there any more."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A window of the input, read and made ready."""
+
+    faults: list[BadLine]
+    work: list[Work] = dataclasses.field(default_factory=list[Work])
+    unrun: list[Request] = dataclasses.field(default_factory=list[Request])
+    """Lines that end without having run."""
+    last_number: int = 0
+    """Of the lines that may run; 0 where none may."""
+
+
 class Run:
     """One run of a batch."""
 
@@ -61,11 +73,14 @@ class Run:
         self._client = client
         self._config = config
         self._results = ResultFiles(files, hold.batch)
-        self._clearing = Clearing(bus, hold.batch.lane, after_s=config.clear_after_s)
+        self._clearing = Clearing(
+            bus, hold.batch.lane, hold.batch.job_id, after_s=config.clear_after_s
+        )
         self._writer = Writer(self._results, self._clearing, config)
         self._traces: dict[int, Trace] = {}
         self._flight: Flight | None = None
         self._took_over = False
+        self._window_is_over = False
         self._read_to_before = 0
         self._read_to = hold.batch.place.read_to
         self._pace = Pace()
@@ -84,16 +99,19 @@ class Run:
     async def go(self) -> None:
         """Run the batch to its end. Raises LeaseLost, ProducerError, BusError, alone or grouped."""
         async with asyncio.TaskGroup() as tasks:
-            duties = [
-                tasks.create_task(duty)
-                for duty in (self._keep(), self._watch(), self._clearing.run())
-            ]
+            duties = [tasks.create_task(duty) for duty in (self._keep(), self._watch())]
+            clearing = tasks.create_task(self._clearing.run())
             await self._look_over()
             if not self.batch.has_ended:
                 await self._take_over()
                 await self._bring_to_end(tasks)
             for duty in duties:
                 duty.cancel()
+            # Its user need not wait for this.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.clear_s_max):
+                    await self._clearing.drained()
+            clearing.cancel()
 
     async def _bring_to_end(self, tasks: asyncio.TaskGroup) -> None:
         flight = self._flight = Flight(
@@ -161,11 +179,11 @@ class Run:
             (self._results.errors, False, place.cleared_errors),
         ):
             async for sequence, entry in file.entries(after_sequence=after):
-                records: list[Record] = []
+                records: list[tuple[int, int]] = []
                 for number in numbers_of(entry.lines):
                     trace = self._traces.pop(number, None)
                     where = trace.sequence if trace else 0
-                    records.append(Record(self.batch.job_id(number), where))
+                    records.append((number, where))
                 await self._clearing.add(records, is_output=is_output, sequence=sequence)
 
     # ---- lines ----------------------------------------------------------------------------------
@@ -179,36 +197,45 @@ class Run:
                 try:
                     reader = await disk.do(self._reader, state)
                     async with asyncio.TaskGroup() as lines:
-                        async for window in self._windows():
-                            await self._set_going(flight, reader, disk, window, lines)
+                        await self._feed(flight, reader, disk, lines)
                 finally:
                     await disk.do(state.__exit__)
             finally:
                 disk.close()
 
-    async def _set_going(
-        self,
-        flight: Flight,
-        reader: Reader,
-        disk: Disk,
-        window: list[Line],
-        lines: asyncio.TaskGroup,
+    async def _feed(
+        self, flight: Flight, reader: Reader, disk: Disk, lines: asyncio.TaskGroup
     ) -> None:
-        if flight.stopped and window[0].number > self._read_to_before:
-            # None of these was ever submitted.
-            requests, faults = await disk.do(reader.skim, window)
-            for fault in faults:
-                await flight.fault(fault)
-            for request in requests:
-                await flight.close(request.number, request.custom_id)
-            return
-        found = await disk.do(reader.read, window)
-        if found.last_number > self._read_to:
-            self._read_to = found.last_number
+        """Set the lines of a window going while the next one is read."""
+        given = self._windows()
+        ahead = lines.create_task(self._next(given, flight, reader, disk))
+        while (window := await ahead) is not None:
+            ahead = lines.create_task(self._next(given, flight, reader, disk))
+            await self._set_going(flight, window, lines)
+
+    async def _next(
+        self, given: AsyncIterator[list[Line]], flight: Flight, reader: Reader, disk: Disk
+    ) -> _Ahead | None:
+        """Read the next window and make its jobs; None after the last."""
+        taken = await anext(given, None)
+        if taken is None:
+            return None
+        if flight.stopped and taken[0].number > self._read_to_before:
+            # None of these was ever submitted, and none will be.
+            requests, faults = await disk.do(reader.skim, taken)
+            return _Ahead(faults, unrun=requests)
+        found = await disk.do(reader.read, taken)
+        return _Ahead(found.bad, work=found.work, last_number=found.last_number)
+
+    async def _set_going(self, flight: Flight, window: _Ahead, lines: asyncio.TaskGroup) -> None:
+        if window.last_number > self._read_to:
+            self._read_to = window.last_number
             await self._hold.change(self._counted)
-        for fault in found.bad:
+        for fault in window.faults:
             await flight.fault(fault)
-        for work in found.work:
+        for request in window.unrun:
+            await flight.close(request.number, request.custom_id)
+        for work in window.work:
             known = work.number <= self._read_to_before
             await flight.start(dataclasses.replace(work, known=known), lines)
 
@@ -238,6 +265,7 @@ class Run:
             band=BATCH_BAND,
             endpoint=request.url,
             request_id=job_id,
+            api_key_name=self.batch.api_key_name,
             cache_scope=self._client.config.scope,
         )
         job = build_job(
@@ -271,9 +299,6 @@ class Run:
                 lambda batch: life.finalize(self._counted(batch), at_s=time.time())
             )
         await self._results.finish(life_s=self.batch.results_life_s)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.clear_s_max):
-                await self._clearing.drained()
         end = life.lose_input if is_lost else life.finish
         await self._hold.change(lambda batch: end(self._counted(batch), at_s=time.time()))
 
@@ -299,6 +324,8 @@ class Run:
     async def _watch(self) -> None:
         """Ask for the stop when the window is over."""
         await asyncio.sleep(self.batch.deadline_at_s - time.time())
+        # Noted, since by the wall's clock it may be a hair too early still.
+        self._window_is_over = True
         self._stop_asked.set()
 
     async def _stop_when_asked(self, flight: Flight) -> None:
@@ -310,7 +337,8 @@ class Run:
         """Why no further line can be run; None while they can."""
         if self.batch.status is Status.CANCELLING:
             return Code.BATCH_CANCELLED
-        return Code.BATCH_EXPIRED if time.time() >= self.batch.deadline_at_s else None
+        is_over = self._window_is_over or time.time() >= self.batch.deadline_at_s
+        return Code.BATCH_EXPIRED if is_over else None
 
     def _counted(self, batch: Batch) -> Batch:
         """Put into the record what stands, and what the next runner must know."""
@@ -319,6 +347,7 @@ class Run:
         flight = self._flight
         place = Place(
             read_to=self._read_to,
+            jobs_inflight=flight.jobs if flight else 0,
             jobs_after_sequence=(
                 flight.oldest.after_sequence if flight else batch.place.jobs_after_sequence
             ),

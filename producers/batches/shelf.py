@@ -51,6 +51,7 @@ class Wanted:
     completion_window: str = "24h"
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     results_life_s: float = FILE_LIFE_S
+    api_key_name: str = ""
     idempotency_key: str = ""
     """The same key is the same batch, ..."""
     repeated: bool = False
@@ -63,7 +64,7 @@ class Shelf:
     def __init__(self, bus: Bus, lane: str, files: Files) -> None:
         self.lane = lane
         self._bus = bus
-        self._files = files
+        self.files = files
 
     async def create(self, wanted: Wanted) -> Batch:
         """Make a batch, or find the one that the same request made before.
@@ -133,7 +134,7 @@ class Shelf:
             if not batch.has_ended and file_id in files_of(batch):
                 message = f"batch {batch.id} uses file {file_id}; cancel it, or wait for its end"
                 raise FileInUse(message)
-        if not await self._files.delete(file_id):
+        if not await self.files.delete(file_id):
             message = f"there is no file {file_id!r}"
             raise NoSuchFile(message)
 
@@ -150,7 +151,7 @@ class Shelf:
             )
             raise BadBatch(message, param="completion_window")
         _check_metadata(wanted.metadata)
-        info = await self._files.find(wanted.input_file_id, now_s=now_s)
+        info = await self.files.find(wanted.input_file_id, now_s=now_s)
         if info is None:
             message = f"there is no file {wanted.input_file_id[:80]!r}"
             raise NoSuchFile(message)
@@ -165,6 +166,7 @@ class Shelf:
             completion_window=wanted.completion_window,
             window_s=window_s,
             created_at_s=now_s,
+            api_key_name=wanted.api_key_name,
             metadata=dict(wanted.metadata),
             lines=info.lines,
             results_life_s=wanted.results_life_s,

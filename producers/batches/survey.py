@@ -23,6 +23,14 @@ class _Model(msgspec.Struct):
 _models = msgspec.json.Decoder(_Model)
 
 
+def model_of(body: bytes) -> str:
+    """Model that a body names; empty when it names none."""
+    try:
+        return _models.decode(body).model
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
 @dataclass(slots=True)
 class Survey:
     """What was seen of an input so far."""
@@ -66,10 +74,7 @@ class Survey:
         return parsed if isinstance(parsed, BadLine) else self._fault_of_model(parsed)
 
     def _fault_of_model(self, request: Request) -> BadLine | None:
-        try:
-            named = _models.decode(request.body).model
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return bad(request.number, request.custom_id, Code.INVALID_REQUEST, str(error))
+        named = model_of(request.body)
         if not named:
             told = 'the body names no model; add "model": "..."'
             return bad(request.number, request.custom_id, Code.INVALID_REQUEST, told)

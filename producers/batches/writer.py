@@ -11,7 +11,7 @@ from broker.bus.base import PayloadTooLarge, StreamFull
 from broker.bus.files import CHUNK_BYTES
 from producers.batch.lines import Code, bad
 from producers.batch.outcome import of_bad_line
-from producers.batches.clearing import Clearing, Record
+from producers.batches.clearing import Clearing
 from producers.batches.config import BatchesConfig
 from producers.batches.results import Result, ResultFile, ResultFiles
 
@@ -100,7 +100,7 @@ class Writer:
             except PayloadTooLarge:
                 await self._write([_too_large(result) for result in of_file])
                 continue
-            records = [Record(one.job_id, one.sequence) for one in of_file if one.job_id]
+            records = [(one.ended.number, one.sequence) for one in of_file if one.job_id]
             await self._clearing.add(records, is_output=is_output, sequence=sequence)
 
     async def _stored(self, file: ResultFile, part: list[Result]) -> int:

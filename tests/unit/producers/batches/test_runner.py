@@ -25,7 +25,7 @@ async def test_every_line_stands_once() -> None:
         assert ended.finalizing_at_s < ended.completed_at_s
         await place.check(ended, IDS)
         assert set(place.responder.runs.values()) == {1}
-        assert await place.records_left() == 0
+        await place.until_cleared()
 
 
 async def test_usage_is_the_sum_of_the_lines() -> None:
@@ -214,7 +214,7 @@ async def test_another_runner_finishes_what_a_killed_one_began() -> None:
         assert ended.status == "completed"
         await place.check(ended, IDS)
         assert set(place.responder.runs.values()) == {1}
-        assert await place.records_left() == 0
+        await place.until_cleared()
 
 
 async def test_a_runner_that_ends_in_good_order_hands_over_at_once() -> None:

@@ -1,0 +1,106 @@
+"""How long a batch takes, and how likely it is too long."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from producers.batches.forecast import (
+    SAMPLE_S,
+    SAMPLES_MAX,
+    SPREAD_MIN,
+    SPREAD_UNKNOWN,
+    Pace,
+    duration,
+    forecast,
+    miss_ratio,
+    told,
+)
+
+TIMES = st.floats(0.1, 1e7)
+
+
+def paced(*ended: int) -> Pace:
+    """A pace with a sample each SAMPLE_S."""
+    pace = Pace()
+    for number, count in enumerate(ended):
+        pace.note(count, at_s=number * SAMPLE_S)
+    return pace
+
+
+def test_a_steady_pace_is_trusted() -> None:
+    """Lines over time; little doubt is left, and some always is."""
+    pace = paced(*range(0, 1000, 50))
+    assert pace.lines_s == 50 / SAMPLE_S
+    assert pace.spread == SPREAD_MIN
+
+
+def test_an_unsteady_pace_is_doubted() -> None:
+    """More than a steady one of the same mean."""
+    assert paced(0, 100, 100, 200, 200).spread > paced(0, 50, 100, 150, 200).spread
+
+
+@pytest.mark.parametrize("ended", [[], [5], [5, 5]])
+def test_nothing_is_known_at_first(ended: list[int]) -> None:
+    """No pace, no forecast, all the doubt."""
+    pace = paced(*ended)
+    assert (pace.lines_s, pace.spread) == (0.0, SPREAD_UNKNOWN)
+    assert forecast(left_lines=5, lines_s=pace.lines_s, spread=1.0, left_s=9.0, at_s=0.0) is None
+    assert told(None) == {}
+
+
+def test_samples_are_bounded_and_spaced() -> None:
+    """Old ones go, so the pace is today's; too fresh ones are not taken."""
+    pace = Pace()
+    pace.note(0, at_s=0.0)
+    pace.note(1000, at_s=SAMPLE_S / 2)
+    assert pace.lines_s == 0.0
+    for number in range(1, 3 * SAMPLES_MAX):
+        pace.note(number * 10 if number > SAMPLES_MAX else 0, at_s=number * SAMPLE_S)
+    assert pace.lines_s == 10 / SAMPLE_S
+
+
+@given(TIMES, TIMES, st.floats(0.1, 2.0))
+def test_the_chance_is_one_and_grows_with_the_work(
+    takes_s: float, left_s: float, spread: float
+) -> None:
+    """Between 0 and 1, half at the window's very end, more for what takes longer."""
+    ratio = miss_ratio(takes_s, left_s, spread)
+    assert 0.0 <= ratio <= 1.0
+    assert miss_ratio(left_s, left_s, spread) == 0.5
+    assert miss_ratio(takes_s * 2, left_s, spread) >= ratio
+    assert miss_ratio(takes_s, left_s * 2, spread) <= ratio
+
+
+def test_the_ends_of_the_chance() -> None:
+    """Nothing left can't miss; a window that is over is missed."""
+    assert (miss_ratio(0.0, 0.0, 0.5), miss_ratio(1.0, 0.0, 0.5)) == (0.0, 1.0)
+    one_sigma = miss_ratio(10.0, 10.0 * math.exp(0.5), 0.5)
+    assert one_sigma == pytest.approx(0.1587, abs=1e-4)
+
+
+def test_it_is_told_in_words_and_numbers() -> None:
+    """For people and for scripts."""
+    ahead = forecast(left_lines=7200, lines_s=1.0, spread=0.5, left_s=7200.0, at_s=0.0)
+    assert told(ahead) == {
+        "inferlane_takes": "at today's capacity this takes 2 h 0 min",
+        "inferlane_takes_s": "7200",
+        "inferlane_miss_chance": "0.50",
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (119, "119 s"),
+        (130, "2 min"),
+        (7000, "117 min"),
+        (8000, "2 h 13 min"),
+        (200_000, "2 d 7 h"),
+    ],
+)
+def test_durations_are_rough(seconds: float, text: str) -> None:
+    """Nobody needs the seconds of a day."""
+    assert duration(seconds) == text
