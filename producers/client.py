@@ -299,6 +299,13 @@ class Client:
         queue = self._door.queue(band, model)
         return None if queue is None else queue.wait_s
 
+    def queue_pace_s(self, band: int, model: str) -> float:
+        """Jobs a second that a queue of the lane gets through, as far as its wait tells; else 0."""
+        queue = self._door.queue(band, model)
+        if queue is None or queue.wait_s <= 0:
+            return 0.0
+        return queue.queued_jobs / queue.wait_s
+
     # ---- what the watchdog found ----------------------------------------------------------------
 
     def found_record(self, ticket: Ticket, record: TerminalRecord) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import cyclopts
 from cyclopts import Parameter
 
+from ops.cli import batch_stored
 from ops.cli.connection import HERE, Cluster
 from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable
 from ops.cli.producing import ConfigFlag, LaneFlag, lane_of, seconds, settings
@@ -21,8 +22,17 @@ if TYPE_CHECKING:
 
 app = cyclopts.App(
     name="batch",
-    help="Run a JSONL file of OpenAI batch requests; look it over before; rerun what failed.",
+    help=(
+        "Run a JSONL file of OpenAI batch requests (run, retry, check), or hand it in for the "
+        "cluster to run (submit, list, status, watch, cancel, results)."
+    ),
 )
+app.command(batch_stored.submit)
+app.command(batch_stored.list_batches, name="list")
+app.command(batch_stored.status)
+app.command(batch_stored.watch)
+app.command(batch_stored.cancel)
+app.command(batch_stored.results)
 
 InputArgument = Annotated[
     str,

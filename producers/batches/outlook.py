@@ -1,0 +1,66 @@
+"""The first word on how long a new batch takes, before any of its lines ran."""
+
+import time
+
+from broker.bus.base import BusError
+from broker.bus.files import Files
+from broker.wire.ids import BATCH_BAND
+from producers.batch.lines import Request, parse_line
+from producers.batches.forecast import SPREAD_UNKNOWN, forecast
+from producers.batches.lines import Splitter
+from producers.batches.records import Batch, Forecast
+from producers.batches.survey import model_of
+from producers.client import Client
+
+BATCHES_AGE_S_MAX = 86_400.0
+"""A batch that ended longer ago says nothing of today's capacity."""
+
+
+async def outlook(
+    batch: Batch, others: list[Batch], client: Client, files: Files
+) -> Forecast | None:
+    """Forecast a new batch: by its lane's queue, else by the last batch that ended here.
+
+    None while neither says anything.
+    """
+    now_s = time.time()
+    lines_s = client.queue_pace_s(BATCH_BAND, await _first_model(batch, files))
+    lines_s = lines_s or _pace_of_last(others, batch.endpoint, now_s)
+    ahead = [one for one in others if not one.has_ended and one.id != batch.id]
+    left_lines = batch.lines + sum(
+        max(one.counts.total or one.lines, one.counts.ended) - one.counts.ended for one in ahead
+    )
+    return forecast(
+        left_lines=left_lines,
+        lines_s=lines_s,
+        spread=SPREAD_UNKNOWN,
+        left_s=batch.deadline_at_s - now_s,
+        at_s=now_s,
+    )
+
+
+async def _first_model(batch: Batch, files: Files) -> str:
+    """Model of the input's first line; empty when that can't be told."""
+    splitter = Splitter()
+    try:
+        async for chunk in files.chunks(batch.input_file_id):
+            for line in splitter.feed(chunk.data):
+                parsed = parse_line(line.text, line.number, endpoint=batch.endpoint)
+                return model_of(parsed.body) if isinstance(parsed, Request) else ""
+            break
+    except BusError:
+        pass
+    return ""
+
+
+def _pace_of_last(others: list[Batch], endpoint: str, now_s: float) -> float:
+    """Lines a second of the batch that completed last; 0 without one."""
+    ended = [
+        one
+        for one in others
+        if one.endpoint == endpoint and one.completed_at_s > now_s - BATCHES_AGE_S_MAX
+    ]
+    if not ended:
+        return 0.0
+    last = max(ended, key=lambda one: one.completed_at_s)
+    return last.counts.total / max(last.finalizing_at_s - last.in_progress_at_s, 0.001)
