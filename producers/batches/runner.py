@@ -125,6 +125,9 @@ class BatchRunner:
                             await self._take(lane, batch_id, tasks)
                 except (BusError, BatchesError) as error:
                     _log.warning("batches.not_readable", error=str(error))
+                except Exception:  # noqa: BLE001 - the edge of the loop: it lives on
+                    self.counts.failed += 1
+                    _log.exception("batches.not_taken")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._config.scan_s):
                         await self._news.wait()
@@ -228,6 +231,9 @@ class BatchRunner:
                         self.counts.swept += await files.sweep(now_s=time.time(), keep=keep)
             except BusError as error:
                 _log.warning("batches.not_swept", error=str(error))
+            except Exception:  # noqa: BLE001 - the edge of the loop: it lives on
+                self.counts.failed += 1
+                _log.exception("batches.not_swept")
 
 
 async def _released(hold: Hold) -> None:

@@ -12,6 +12,7 @@ from broker.wire.ids import is_token
 from broker.wire.messages import BODY_BYTES_MAX
 from broker.wire.settings import Settings
 from broker.wire.toml_lines import KeyPath
+from producers.batches.config import BatchesConfig
 from producers.config import ClientConfig, NatsLink
 
 MIB = 1024 * 1024
@@ -55,6 +56,8 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Who may ask, by name; the name stands in metrics and logs, the key nowhere."""
     nats: NatsLink = NatsLink()
     client: ClientConfig = ClientConfig()
+    batches: BatchesConfig = BatchesConfig()
+    """Batches that this process runs, and files."""
 
     connections_max: AtLeastOne = 4096
     """Connections at once; a further one is told 503 and closed."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from producers.gateway import generate, health, models
+from producers.gateway import batches, files, generate, health, models
 from producers.gateway.app import RouteModule
 from producers.gateway.asking import Desk
 from producers.gateway.gateway import Gateway
@@ -18,4 +18,10 @@ def _jobs(gateway: Gateway) -> Iterable[web.RouteDef]:
     return (*generate.routes(gateway, desk, later.accept), *later.routes())
 
 
-MODULES: tuple[RouteModule, ...] = (health.routes, models.routes, _jobs)
+MODULES: tuple[RouteModule, ...] = (
+    health.routes,
+    models.routes,
+    _jobs,
+    files.routes,
+    batches.routes,
+)

@@ -85,5 +85,6 @@ def test_the_example_shows_every_key_with_its_default() -> None:
     defaults = msgspec.to_builtins(GatewayConfig())
     for name in ("nats", "client", "keys"):
         del defaults[name]
+    defaults |= defaults.pop("batches")  # A table of its own, [gateway.batches].
     assert {name: shown.get(name) for name in defaults} == defaults
     assert shown.keys() - defaults.keys() == {"lane", "key", "key_sha256", "band"}
