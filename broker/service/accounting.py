@@ -56,6 +56,9 @@ RECORDS_AT_ONCE_MAX = 500
 YIELD_RECORDS = 16
 """Records decoded without giving way: about a tenth of a millisecond of work."""
 
+WRITES_MAX = 3
+"""Tries to write a day's sums in one go; then the lane's next turn is soon enough."""
+
 SHORT_LIVED_MAX = 100_000
 """Rejections that run out, remembered until the walk has passed them; of more, a gap says nothing.
 """
@@ -234,9 +237,12 @@ class Accounting:
         self._hears.usage_counted(lane, sum(len(records) for records in by_day.values()))
 
     async def _add_to_day(self, known: _Lane, day: str, records: Sequence[_Found]) -> None:
-        """Add what the day's value does not hold yet, however often another one gets ahead."""
+        """Add what the day's value does not hold yet, also where another leader gets ahead.
+
+        Raises WrongSequence when it does so again and again, or a replica that is behind is read.
+        """
         lane, generation = known.mark.lane, known.mark.generation
-        while True:
+        for tried in range(WRITES_MAX):
             value, revision = await self._day(known, day)
             if value.generation > generation:
                 message = f"lane {lane} is counted by another leader, from a later beginning"
@@ -255,6 +261,8 @@ class Accounting:
                 revision = await self._write(subjects.usage_day_key(lane, day), value, revision)
             except WrongSequence:
                 known.days.clear()
+                if tried == WRITES_MAX - 1:
+                    raise
                 continue
             known.days = {day: (value, revision)}
             return
