@@ -251,8 +251,8 @@ def _results(facts: Facts) -> Iterator[Finding]:
         scarce += 1
         found = f"{name} holds {size(stream.stored_bytes)} of {size(bytes_max)}"
         to_do = (
-            "raise streams.results_bytes_max, lower streams.results_age_s_max, or delete results"
-            f" that were read (nats stream purge {name} --keep N)"
+            "raise results_bytes_max or lower results_age_s_max ([streams], [[retention]]), or"
+            f" delete what was read: inferlane erase --lane {lane} --only results --older 1d"
         )
         if stream.stored_bytes < FULL_RATIO * bytes_max:
             yield warn("results", f"{found}: soon no job of lane {lane} can end", to_do)

@@ -53,6 +53,14 @@ async def lag_counts(url: str) -> dict[str, float]:
         return {bound: float(count) for bound, count in _LAG.findall(await answer.text())}
 
 
+def lag(before: dict[str, float], after: dict[str, float]) -> str:
+    """Shares of the loop's looks by how late they came."""
+    looks = {bound: after[bound] - before[bound] for bound in after}
+    total = max(1.0, looks["+Inf"])
+    shares = [f"{100 * count / total:.2f} % <= {bound} s" for bound, count in looks.items()]
+    return f"{total:.0f} looks, {', '.join(shares[-7:-1])}"
+
+
 async def online_ms(client: Client, stop: asyncio.Event) -> list[float]:
     """Latencies of small online jobs, one after the other, until told to stop."""
     took_ms: list[float] = []
@@ -99,7 +107,8 @@ async def measure(jobs: int) -> None:
                 Client(bus, lane=LANE) as owner,
                 Client(bus, lane=OTHER_LANE) as online,
             ):
-                alone_ms = await beside(online, asyncio.create_task(asyncio.sleep(5.0)))
+                at_first = await lag_counts(url)
+                alone_ms = await beside(online, asyncio.create_task(asyncio.sleep(10.0)))
                 before = await lag_counts(url)
                 began_s = time.perf_counter()
                 cancelling = asyncio.create_task(_cancel(owner))
@@ -108,14 +117,8 @@ async def measure(jobs: int) -> None:
                 after = await lag_counts(url)
             left = (await bus.stream_state(subjects.jobs_stream(LANE, BATCH_BAND))).messages
             print(f"stored {filled_s:,.0f} jobs/s, cancelled {jobs / took_s:,.0f}/s, {left} left")
-            turns = {bound: after[bound] - before[bound] for bound in after}
-            total = turns["+Inf"]
-            print(
-                f"loop lag of {total:.0f} looks: "
-                + ", ".join(
-                    f"{100 * count / total:.2f} % <= {bound} s" for bound, count in turns.items()
-                )
-            )
+            print(f"loop lag alone:  {lag(at_first, before)}")
+            print(f"loop lag beside: {lag(before, after)}")
             print(f"online alone:  {told(alone_ms)}")
             print(f"online beside: {told(beside_ms)}")
             await bus.close()
