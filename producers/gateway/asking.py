@@ -108,6 +108,7 @@ class Desk:
             stream=stream,
             endpoint=endpoint,
             request_id=request[REQUEST_ID],
+            api_key_name=caller.name,
         )
         is_keyed = headers.IDEMPOTENCY_KEY in request.headers
         return Question(endpoint, body, stream, wish, is_named=bool(job_id), is_keyed=is_keyed)

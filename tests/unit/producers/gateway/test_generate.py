@@ -127,7 +127,7 @@ async def test_embeddings_come_in_one_piece_whatever_is_said(tmp_path: Path) -> 
 
 
 async def test_headers_make_the_job() -> None:
-    """Band, deadline, session, id and request id are the job's; the body goes through untouched."""
+    """Band, deadline, session, ids and the key's name are the job's; the body goes untouched."""
     sent = {
         "X-Inferlane-Band": "standard",
         "X-Inferlane-Deadline": "5m",
@@ -143,6 +143,7 @@ async def test_headers_make_the_job() -> None:
             assert answer.headers["X-Inferlane-Job-Id"] == "job-7"
         (job,) = played.seen
     assert (job.id, job.band, job.session, job.request_id) == ("job-7", 2, "s-1", "r-7")
+    assert job.api_key_name == "tester"
     assert job.deadline_at_s is not None
     assert job.deadline_at_s - job.submitted_at_s == pytest.approx(300.0)
     assert job.body == raw
