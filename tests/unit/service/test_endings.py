@@ -58,7 +58,7 @@ async def test_each_decision_to_end_has_its_record(
 ) -> None:
     """Kind, reason, and how long it stands: a rejection with a next try runs out, others stay."""
     async with a_desk() as desk:
-        desk.take(a_delivery(a_job(request_id="r")))
+        desk.take(a_delivery(a_job(request_id="r", api_key_name="alice")))
         desk.leader.endings.decided(decision, desk.held())
         (ending,) = work(desk)
         assert (ending.record.kind, ending.record.reason, ending.ttl_s) == wanted
@@ -68,6 +68,7 @@ async def test_each_decision_to_end_has_its_record(
             "r",
             "client-1",
         )
+        assert ending.record.api_key_name == "alice"
         assert desk.held().stage is Stage.CLOSING
         assert desk.held().body is None
         assert desk.window.released == 0

@@ -50,7 +50,7 @@ async def test_the_record_has_the_whole_story() -> None:
     before = Failure(an_attempt(1), "worker-9", Reason.STALLED, 990.0)
     usage = Usage(prompt_tokens=40, cached_tokens=32, output_tokens=2)
     async with an_agent(engine=engine) as stage:
-        job = a_job(request_id=f"{LANE}.job-1")
+        job = a_job(request_id=f"{LANE}.job-1", api_key_name="alice")
         await stage.dispatch(job, attempt=an_attempt(2), failures=(before,))
         engine.say("job-1", Chunk(output_tokens=1), an_answer("it", usage=usage, cached_tokens=32))
         await stage.end_of("job-1")
@@ -58,6 +58,7 @@ async def test_the_record_has_the_whole_story() -> None:
     assert (record.kind, record.body, record.usage) == (Kind.COMPLETED, b"it", usage)
     assert (record.attempt, record.worker) == (an_attempt(2), "worker-1")
     assert (record.failures, record.request_id) == ((before,), f"{LANE}.job-1")
+    assert record.api_key_name == "alice"
     assert (record.band, record.model, record.client) == (2, "tiny", "client-1")
     assert 0 < record.dispatched_at_s <= record.first_token_at_s <= record.ended_at_s
 

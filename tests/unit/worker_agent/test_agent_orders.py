@@ -338,10 +338,10 @@ async def test_an_abort_for_a_passed_deadline_records_the_expiry() -> None:
 
 
 async def test_an_abort_that_brings_a_record_writes_that_one() -> None:
-    """The broker may know better how the job ends."""
+    """The broker may know better how the job ends, and the agent whose API key asked."""
     engine = ScriptedEngine()
     async with an_agent(engine=engine) as stage:
-        await stage.dispatch(a_job())
+        await stage.dispatch(a_job(api_key_name="alice"))
         await running(stage, engine)
         given = TerminalRecord(
             job="job-1", lane=LANE, kind=Kind.FAILED, ended_at_s=1.0, reason=Reason.LANE_PAUSED
@@ -349,7 +349,7 @@ async def test_an_abort_that_brings_a_record_writes_that_one() -> None:
         order = an_abort(stage, Reason.LANE_PAUSED)
         await stage.order(replace(order, record=given))
         await stage.end_of("job-1")
-        assert await stage.record("job-1") == given
+        assert await stage.record("job-1") == replace(given, api_key_name="alice")
 
 
 async def test_an_abort_with_another_jobs_record_writes_our_own() -> None:
