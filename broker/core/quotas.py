@@ -22,6 +22,8 @@ class Quotas:
     def __init__(self, rows: Iterable[QuotaRow], *, before: "Quotas | None" = None) -> None:
         """Make all rows unused; a bucket that `before` had too keeps what is in it."""
         self.rows = tuple(RowUsage(row) for row in rows)
+        self._of_all_lanes = tuple(usage for usage in self.rows if usage.row.lane is None)
+        self._of_lane = _by_lane(self.rows)
         buckets = {_bucket_name(usage.row): usage for usage in before.rows} if before else {}
         for usage in self.rows:
             bucket = buckets.get(_bucket_name(usage.row))
@@ -44,10 +46,8 @@ class Quotas:
         """Find the rows that a job must pass."""
         return tuple(
             usage
-            for usage in self.rows
-            if usage.row.lane in (None, lane)
-            and usage.row.band in (None, band)
-            and usage.row.model in (None, model)
+            for usage in self._of_lane.get(lane, self._of_all_lanes)
+            if usage.row.band in (None, band) and usage.row.model in (None, model)
         )
 
     def fleet_changed(self, live_workers: Mapping[str, int], *, live_workers_all: int) -> None:
@@ -106,7 +106,7 @@ class Quotas:
         self, lane: str, *, stored_bytes: float, mean_bytes: float, bytes_max: float
     ) -> None:
         """Take how much a lane's results take, how much one of them does, and how much all may."""
-        for usage in self.rows:
+        for usage in self._of_lane.get(lane, ()):
             if usage.row.lane == lane and usage.row.result_bytes_max is not None:
                 lacked = usage.lacks_result_room
                 usage.results_stand(stored_bytes, mean_bytes=mean_bytes, bytes_max=bytes_max)
@@ -135,6 +135,17 @@ class Quotas:
         if cohort is not None and cohort.refused_models:
             self.released.update(cohort.refused_models)
             cohort.refused_models.clear()
+
+
+def _by_lane(rows: tuple[RowUsage, ...]) -> dict[str, tuple[RowUsage, ...]]:
+    """Sort rows by lane, each with those of all lanes, in their order: every lane has a row."""
+    found: dict[str, list[RowUsage]] = {
+        usage.row.lane: [] for usage in rows if usage.row.lane is not None
+    }
+    for usage in rows:
+        for lane in found if usage.row.lane is None else (usage.row.lane,):
+            found[lane].append(usage)
+    return {lane: tuple(usages) for lane, usages in found.items()}
 
 
 def _bucket_name(row: QuotaRow) -> tuple[str, int | None]:

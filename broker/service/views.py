@@ -1,5 +1,6 @@
 """The mind's views in the words of operators: for metrics, the status page, control replies."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -93,9 +94,13 @@ class Snapshots:
             yield _worker(worker, self._learned, notice=notice)
 
 
-def lane_views(scheduler: Scheduler, policy: Policy) -> Iterator[LaneView]:
+def lane_views(
+    scheduler: Scheduler, policy: Policy, *, with_rows: bool = True
+) -> Iterator[LaneView]:
     """Tell each lane's queues and the quota rows that concern it, made as its turn comes."""
-    rows = scheduler.views.rows()
+    rows: dict[str | None, list[RowView]] = defaultdict(list)
+    for row in scheduler.views.rows() if with_rows else ():
+        rows[row.lane].append(_row(row))
     for lane in policy.lanes:
         queues = [
             _queue(scheduler.views.queue(lane=lane.name, band=band, model=model))
@@ -106,7 +111,7 @@ def lane_views(scheduler: Scheduler, policy: Policy) -> Iterator[LaneView]:
             lane=lane.name,
             paused=lane.paused,
             queues=tuple(queues),
-            rows=tuple(_row(row) for row in rows if row.lane in (None, lane.name)),
+            rows=(*rows[None], *rows[lane.name]),
         )
 
 
@@ -114,7 +119,7 @@ def lane_states(
     scheduler: Scheduler, policy: Policy, *, epoch: int, at_s: float
 ) -> Iterator[LaneState]:
     """Tell clients each lane's queues, as `q.<lane>` carries them; made one at a time."""
-    for lane in lane_views(scheduler, policy):
+    for lane in lane_views(scheduler, policy, with_rows=False):
         yield LaneState(
             lane=lane.lane,
             epoch=epoch,

@@ -105,6 +105,27 @@ async def test_results_that_cannot_be_asked_for_are_asked_for_again(
         duty.cancel()
 
 
+async def test_more_lanes_than_are_asked_for_at_once_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LANES_AT_ONCE_MAX a second, round and round; one that is gone is passed over."""
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    monkeypatch.setattr(module, "LANES_AT_ONCE_MAX", 2)
+    lanes = tuple(LanePolicy(name=f"l{number}") for number in range(5))
+    async with a_desk(lanes=lanes) as desk:
+        room = desk.leader.results_room
+        duty = asyncio.create_task(room.run())
+        await until(lambda: _turned(desk) and len(_results(desk)) >= 10)
+        assert [one.lane for one in _results(desk)[:10]] == [
+            f"l{number % 5}" for number in range(10)
+        ]
+        room.lanes = room.lanes[1:]
+        before = len(_results(desk))
+        await until(lambda: _turned(desk) and len(_results(desk)) >= before + 10)
+        assert "l0" not in {one.lane for one in _results(desk)[before + 5 :]}
+        duty.cancel()
+
+
 async def test_a_full_stream_stops_its_lane_alone_and_is_alarmed_until_it_has_room() -> None:
     """No row is configured: the stream's own bound counts, as the server tells it."""
     async with a_desk(
