@@ -60,6 +60,7 @@ class Election:
         self._ttl_s = ttl_s
         self._now = now
         self._revision = 0
+        self._term = Term(epoch=0)
         self._write_s = 0.0
         self._writing_since_s: float | None = None
 
@@ -91,8 +92,9 @@ class Election:
                 await asyncio.sleep(POLL_S_MAX)
             else:
                 self._revision = revision
+                self._term = Term(epoch=revision)
                 _log.info("election.won", epoch=revision)
-                return Term(epoch=revision)
+                return self._term
 
     async def keep(self, term: Term) -> None:
         """Renew the key; return when leadership is lost (or may be, at 0.8 T without a renewal)."""
@@ -133,9 +135,23 @@ class Election:
         """Free the key at once, so that a successor needn't wait for it to run out."""
         self._write_s = 0.0
         try:
-            await self._bus.kv_delete(LEADER_BUCKET, LEADER_KEY, revision=self._revision)
+            await self._free_key()
+        except WrongSequence:
+            await self._free_renewed_key()
         except BusError as error:
             _log.warning("election.resign_failed", error=str(error))
+
+    async def _free_renewed_key(self) -> None:
+        """Free it where a renewal was stored that this stop cut short of its answer."""
+        if not await self._still_ours(self._term):
+            return
+        try:
+            await self._free_key()
+        except BusError as error:
+            _log.warning("election.resign_failed", error=str(error))
+
+    async def _free_key(self) -> None:
+        await self._bus.kv_delete(LEADER_BUCKET, LEADER_KEY, revision=self._revision)
 
     async def _still_ours(self, term: Term) -> bool:
         """Look whether a renewal of ours was stored though its answer was lost."""

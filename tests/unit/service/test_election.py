@@ -8,6 +8,7 @@ from broker.bus.base import BucketSpec, BusError, LinkDown, Timeout
 from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
 from broker.service.election import STEP_DOWN_SHARE, Election, Term, leader_now
+from broker.wire.messages import Leader
 from broker.wire.subjects import LEADER_BUCKET, LEADER_KEY
 from tests.crashing import Failing, Gate, faulty
 from tests.turns import until
@@ -191,6 +192,38 @@ async def test_a_resignation_that_cannot_be_sent_leaves_the_key_to_run_out() -> 
     election._bus = link
     await election.resign()
     assert await leader_now(bus) is not None
+
+
+async def test_a_stop_in_the_midst_of_a_renewal_hands_over_at_once() -> None:
+    """The renewal is stored, its answer never heard: the key at its new revision is freed.
+
+    Chaos, seed 203: two of seven leaders that were asked to end left their key to run out.
+    """
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    gate = Gate("kv_update", when="after")
+    election = Election(faulty(bus, gate), broker="b1", ttl_s=TTL_S, now=clock.now_s)
+    term = await election.win()
+    keeping = asyncio.create_task(election.keep(term))
+    await gate.reached.wait()
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await election.resign()
+    assert await leader_now(bus) is None
+
+
+async def test_a_resignation_leaves_the_key_of_another_alone() -> None:
+    """Who lost it has nothing to hand over."""
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    election = an_election(bus, clock)
+    await election.win()
+    clock.advance(TTL_S + 0.1)
+    other = await an_election(bus, clock, broker="b2").win()
+    await election.resign()
+    leads = await leader_now(bus)
+    assert leads is not None
+    assert leads == (Leader(broker="b2"), other.epoch)
 
 
 async def test_a_renewals_time_is_told_while_it_lasts_and_after_it() -> None:
