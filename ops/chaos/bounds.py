@@ -25,6 +25,8 @@ class Promise(StrEnum):
     """From a worker's kill until the last job that it held was taken again or had ended."""
     DEAD_LEADER = "dead_leader"
     """From a leader's kill until the last job that it held was taken by a worker or had ended."""
+    LEADER_LEFT = "leader_left"
+    """From when a leader is asked to end until a worker takes a job from the next one."""
     AGENT_BACK = "agent_back"
     """From an agent's start under an old name until it takes a job."""
     NATS_BACK = "nats_back"
@@ -34,6 +36,7 @@ class Promise(StrEnum):
 WORDS = {
     Promise.KILLED_WORKER: "a killed worker's jobs run elsewhere",
     Promise.DEAD_LEADER: "what a dead leader held is dispatched",
+    Promise.LEADER_LEFT: "a leader that is asked to end hands over",
     Promise.AGENT_BACK: "an agent that is started again takes jobs",
     Promise.NATS_BACK: "work goes on after NATS was away for 10 s",
 }
@@ -42,6 +45,7 @@ PROMISED = {
     Kind.KILL_WORKER: (Promise.KILLED_WORKER, Promise.AGENT_BACK),
     Kind.TERM_WORKER: (Promise.AGENT_BACK,),
     Kind.KILL_LEADER: (Promise.DEAD_LEADER,),
+    Kind.TERM_LEADER: (Promise.LEADER_LEFT,),
     Kind.LOSE_NATS: (Promise.NATS_BACK,),
 }
 """What is promised after which kind of fault."""
@@ -112,6 +116,8 @@ def _limit_s(promise: Promise, setting: Setting) -> float:
             return setting.killed_worker_s_max
         case Promise.DEAD_LEADER:
             return setting.dead_leader_s_max
+        case Promise.LEADER_LEFT:
+            return setting.leader_left_s_max
         case Promise.AGENT_BACK:
             return setting.agent_back_s_max
         case Promise.NATS_BACK:
@@ -154,6 +160,12 @@ def _waiting_at(before: Iterable[HistoryEvent], broker: str) -> set[str]:
     return waiting
 
 
+def _leader_left(history: Sequence[HistoryEvent], strike: Strike) -> tuple[float, float]:
+    before, after = since(history, strike.at_s)
+    epoch = max((one.epoch for one in _taken(before)), default=0)
+    return strike.at_s, _first((one for one in _taken(after) if one.epoch > epoch), strike.at_s)
+
+
 def _agent_back(history: Sequence[HistoryEvent], strike: Strike) -> tuple[float, float]:
     _, after = since(history, strike.back_at_s)
     taken = (one for one in _taken(after) if one.worker == strike.member)
@@ -177,6 +189,7 @@ def _first(events: Iterable[HistoryEvent], from_s: float) -> float:
 _TIMES: dict[Promise, Callable[[Sequence[HistoryEvent], Strike], tuple[float, float]]] = {
     Promise.KILLED_WORKER: _killed_worker,
     Promise.DEAD_LEADER: _dead_leader,
+    Promise.LEADER_LEFT: _leader_left,
     Promise.AGENT_BACK: _agent_back,
     Promise.NATS_BACK: _nats_back,
 }

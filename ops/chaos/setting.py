@@ -34,8 +34,11 @@ LEADER_TTL_S = {1: 5.0, 3: 15.0}
 KILLED_WORKER_S_MAX = 5.0
 """A worker for which nobody answers is gone at the first probe, seconds after its kill; ..."""
 
+LEADER_LEFT_S_MAX = 3.0
+"""... a leader that is asked to end frees its key, for which others look twice a second; ..."""
+
 AGENT_BACK_S_MAX = 3.0
-"""... loading Python takes one; ..."""
+"""... loading Python takes one second; ..."""
 
 NATS_BACK_S_MAX = {1: 5.0, 3: 15.0}
 """... clients dial again within one, and a broker is elected; three servers elect first, too."""
@@ -157,6 +160,7 @@ class Setting:
     leader_ttl_s: float
     nats_back_s_max: float
     killed_worker_s_max: float = KILLED_WORKER_S_MAX
+    leader_left_s_max: float = LEADER_LEFT_S_MAX
     agent_back_s_max: float = AGENT_BACK_S_MAX
 
     @classmethod

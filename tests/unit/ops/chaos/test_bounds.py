@@ -82,6 +82,17 @@ def test_a_held_job_whose_deadline_passed_has_gone_on_as_well() -> None:
     assert the_time(events, struck, promise=Promise.DEAD_LEADER).took_s == 6.0
 
 
+def test_a_leader_has_left_when_a_worker_takes_a_job_from_the_next() -> None:
+    """What it had ordered itself may still arrive."""
+    events = [
+        an_order(1.0),
+        an_order(3.1, job="online.b", number=2),
+        an_order(4.5, job="online.c", epoch=2),
+    ]
+    struck = a_strike(Kind.TERM_LEADER, 3.0, member=BROKER)
+    assert the_time(events, struck, promise=Promise.LEADER_LEFT).took_s == 1.5
+
+
 @pytest.mark.parametrize("kind", [Kind.KILL_WORKER, Kind.TERM_WORKER])
 def test_an_agent_is_back_with_its_first_job(kind: Kind) -> None:
     """Counted from its start, not from the end of the one before."""
