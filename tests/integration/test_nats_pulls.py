@@ -68,7 +68,7 @@ class TestPullNeverStalls:
         await nats_bus.ensure_consumer(a_consumer())
         puller = await pulling(nats_bus)
         await until(lambda: pulls_waiting(nats_bus, 1))
-        await nats_bus._streams._delete_consumer(STREAM, CONSUMER)
+        await nats_bus.delete_consumer(STREAM, CONSUMER)
         # The first refusal is the standing pull's (409), the next are of pulls to nobody (503).
         await until(lambda: nats_bus.counts["pulls_refused"] >= 3)
         await nats_bus.ensure_consumer(a_consumer())
