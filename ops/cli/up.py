@@ -87,7 +87,7 @@ def up(  # noqa: PLR0913 - one parameter is one flag.
     With --gguf the default is one worker; without, four on a tiny model.
     """
     from broker.bus.base import BusError
-    from ops.cli.up_check import check_folder, check_model_file, check_model_name, check_port
+    from ops.cli.up_check import check_folder, check_model_file, check_model_name, check_ports
     from ops.cluster import ClusterError
     from ops.demo import setting
     from ops.demo.run import DemoError
@@ -100,9 +100,7 @@ def up(  # noqa: PLR0913 - one parameter is one flag.
         check_model_file(gguf)
         check_model_name(model)
     check_folder(folder)
-    check_port(port, option="--port", what="NATS")
-    check_port(http_port, option="--http-port", what="the status page")
-    check_port(gateway_port, option="--gateway-port", what="the OpenAI API")
+    check_ports(nats=port, page=http_port, gateway=gateway_port)
     wanted = setting.Setting(
         folder=folder.resolve(),
         url="",

@@ -44,6 +44,13 @@ def check_model_name(name: str) -> None:
         raise Misused(message) from error
 
 
+def check_ports(*, nats: int, page: int, gateway: int) -> None:
+    """Raises CommandError when something listens already on a port of the cluster."""
+    check_port(nats, option="--port", what="NATS")
+    check_port(page, option="--http-port", what="the status page")
+    check_port(gateway, option="--gateway-port", what="the OpenAI API")
+
+
 def check_port(port: int, *, option: str, what: str) -> None:
     """Raises CommandError when something listens there already."""
     if not port:
