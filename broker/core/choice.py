@@ -402,7 +402,10 @@ class Chooser:
         excluded: Sequence[str],
         at_s: float,
     ) -> None:
-        """Let the others pay for leaving the last worker, unless that is overloaded or gone."""
+        """Let the others pay for leaving the last worker, unless that is overloaded or gone.
+
+        Where its tokens come slowly and another holds as much, the prefix sticks to that one now.
+        """
         seat, need = self._roster.seat(known.previous), known.need
         if seat is None or not seat.is_serving or not may_serve(seat, need.job, excluded):
             return
@@ -415,6 +418,11 @@ class Chooser:
         best_s = min([one.ttft_s for one in scored])
         if last.ttft_s - best_s > self._policy.wait_s_over_best_max:
             return
+        if last.hit_tokens:
+            as_warm = [one for one in scored if one.hit_tokens >= last.hit_tokens]
+            quickest = min(as_warm, key=lambda one: _token_gap_s(one.seat))
+            bound_s = self._policy.hot_slowdown_max * _token_gap_s(quickest.seat)
+            last = quickest if _token_gap_s(last.seat) > bound_s else last
         for one in scored:
             if one is not last:
                 one.score += self._leave_cost

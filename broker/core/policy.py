@@ -111,7 +111,8 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     what the copy costs is shared among them. 0: whoever makes it pays all."""
     hot_slowdown_max: Annotated[float, Meta(ge=1)] = 2.5
     """Such a copy is made once tokens come so many times slower from all that hold the prefix than
-    from another worker."""
+    from another worker. So many times slower than from another holder, and a prefix sticks to
+    that one instead of to its last worker, under either policy."""
     replicas_max: Limit = 0
     """Holders of a prefix among whom its jobs are shared before it spreads further, unless all are
     over `wait_s_over_best_max`. 0: it spreads wherever that is quicker."""

@@ -73,9 +73,9 @@ def test_the_gap_is_learned_from_the_lists_of_jobs() -> None:
     assert worker.token_gap.gap_s == pytest.approx(0.1)
 
 
-def a_hot_place(*, uses: int, slower: float = SLOW, **policy: object) -> Place:
-    """Four workers; w0 holds a prefix that was asked for so often, and its tokens come slowly."""
-    place = Place([a_worker(f"w{n}", index=n, slots=200) for n in range(4)], **policy)
+def a_hot_place(*, uses: int, slower: float = SLOW, workers: int = 4, **policy: object) -> Place:
+    """Workers of which w0 holds a prefix that was asked for so often; its tokens come slowly."""
+    place = Place([a_worker(f"w{n}", index=n, slots=200) for n in range(workers)], **policy)
     place.warm("w0", SYSTEM)
     for _ in range(uses):
         place.run(place.spec(SYSTEM), "w0")
@@ -120,3 +120,13 @@ def test_heat_that_is_over_makes_no_copies() -> None:
     place = a_hot_place(uses=40)
     place.at_s += 5 * HEAT_S
     assert where(place, SYSTEM) == "w0"
+
+
+@pytest.mark.parametrize(("slower", "goes"), [(SLOW, "w1"), (1.2, "w0")])
+def test_a_prefix_sticks_to_a_holder_that_is_quick(slower: float, goes: str) -> None:
+    """Where the last worker's tokens come slowly and another holds as much, that is the one now."""
+    place = a_hot_place(uses=40, slower=slower, workers=8, hot_uses_min=0.0)
+    place.warm("w1", SYSTEM)
+    assert where(place, SYSTEM) == goes
+    place.run(place.spec(SYSTEM))
+    assert {where(place, SYSTEM) for _ in range(5)} == {goes}
