@@ -85,6 +85,7 @@ class ScriptedEngine:
         self.requests: dict[str, EngineRequest] = {}
         self.running: set[str] = set()
         self.aborted: list[str] = []
+        self.decode_tokens_s = 0.0
         self._outputs: dict[str, asyncio.Queue[Said]] = {}
 
     @property
@@ -104,7 +105,7 @@ class ScriptedEngine:
         )
 
     async def load(self) -> Load:
-        return Load(running=len(self.running))
+        return Load(running=len(self.running), decode_tokens_s=self.decode_tokens_s)
 
     def say(self, job_id: str, *outputs: Said) -> None:
         """Give a request its next outputs."""

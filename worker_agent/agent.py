@@ -13,11 +13,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import structlog
+from msgspec.structs import replace
 
 from broker.bus.base import Bus, BusError, Message, NotFound, Subscription
 from broker.wire import codec, subjects
 from broker.wire.fields import Count
-from broker.wire.messages import Heartbeat, Inventory, Leader, Reason, Record
+from broker.wire.messages import Heartbeat, Inventory, Leader, Load, Reason, Record
 from worker_agent.acks import Acks
 from worker_agent.attempt import Attempts
 from worker_agent.cache_model import CacheLimits, CacheModel
@@ -123,6 +124,8 @@ class Agent:
         self._engine_incarnation = 0
         self._reports = 0
         self._drained = False
+        self._has_seen_decoding = False
+        """Until then the engine's own figure counts, though it holds other prompts' prefill."""
 
     def _make_watch(self, engine: Engine) -> EngineWatch:
         return EngineWatch(
@@ -394,12 +397,19 @@ class Agent:
             drained=self._is_drained(),
             inflight=self.ledger.inflight(),
             finished=self.ledger.finished(),
-            load=self._watch.load,
+            load=self._load(),
             summary=self._cache.report(),
             engine_incarnation=facts.incarnation,
             version=self._version,
             notice=self._notice()[:NOTICE_CHARS_MAX],
         )
+
+    def _load(self) -> Load:
+        """Tell the engine's load; how fast it decodes is seen by its answers."""
+        seen = self._supervisor.decode_tokens_s()
+        self._has_seen_decoding = self._has_seen_decoding or seen > 0
+        load = self._watch.load
+        return replace(load, decode_tokens_s=seen) if self._has_seen_decoding else load
 
     def _is_drained(self) -> bool:
         empty = not self.ledger.running and not self.ledger.unacknowledged

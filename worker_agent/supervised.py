@@ -29,6 +29,7 @@ from worker_agent.ledger import Running, Step, Stop
 from worker_agent.models import ModelNames
 from worker_agent.notes import Notes
 from worker_agent.records import RecordWriter, Standing
+from worker_agent.token_gaps import TokenGaps
 
 if TYPE_CHECKING:
     from worker_agent.kv_events import KvEvents
@@ -76,7 +77,15 @@ class Supervisor:
         self._kv_events = kv_events
         self._check_s_max = check_s_max
         self._now_s = now_s
+        self._gaps = TokenGaps()
         self._watches: dict[str, _Watch] = {}
+
+    def decode_tokens_s(self) -> float:
+        """Tell how fast an answer grew since the last call, while nothing was prefilled.
+
+        0: too little was seen.
+        """
+        return self._gaps.meter.read()
 
     async def run(self, running: Running) -> Verdict:
         """Look for a record that stands; without one, run the engine. Raises no EngineError."""
@@ -118,11 +127,13 @@ class Supervisor:
         name = (running.key, running.attempt)
         running.cache_source = self._cache.source
         self._cache.begin(name, chain, at_s=self._now_s())
+        self._gaps.began(name)
         usage: Usage | None = None
         try:
             answer = await self._ask(running, watch, chain)
             usage = answer.usage
         finally:
+            self._gaps.ended(name, at_s=asyncio.get_running_loop().time())
             cached_tokens = running.cached_tokens if usage is not None else None
             self._cache.end(name, at_s=self._now_s(), usage=usage, cached_tokens=cached_tokens)
         return answer
@@ -155,10 +166,12 @@ class Supervisor:
         if chunk.output_tokens <= running.output_tokens:
             return
         running.output_tokens = chunk.output_tokens
+        name, tick_s = (running.key, running.attempt), asyncio.get_running_loop().time()
+        self._gaps.came(name, tokens=chunk.output_tokens, at_s=tick_s)
         self._arm(running, watch, limit_s=running.order.stall_s, reason=Reason.STALLED)
         if not running.first_token_at_s:
             running.first_token_at_s = self._now_s()
-            self._cache.prefilled((running.key, running.attempt), at_s=running.first_token_at_s)
+            self._cache.prefilled(name, at_s=running.first_token_at_s)
             if self._kv_events is not None:
                 self._kv_events.prefilled(chain)
             await self._notes.first_token(running)

@@ -114,10 +114,9 @@ class Reports:
             worker.echo = max(worker.echo, beat.echo)
         load, rate = beat.load, worker.prefill_tokens_s
         worker.kv_tokens_max, worker.waiting = load.kv_tokens_max, load.waiting
-        worker.prefill_tokens_s, worker.decode_tokens_s = (
-            load.prefill_tokens_s,
-            load.decode_tokens_s,
-        )
+        worker.prefill_tokens_s = load.prefill_tokens_s
+        if load.decode_tokens_s > 0:  # Else nothing was decoded alone since the last report.
+            worker.decode_tokens_s = load.decode_tokens_s
         return _capacity(worker) != before or _faster(load.prefill_tokens_s, was=rate)
 
     def _caches(self, worker: Worker, beat: Heartbeat) -> None:

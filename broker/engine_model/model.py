@@ -39,6 +39,10 @@ class EngineModel:
         self.prefilled_tokens = 0
         """Prompt tokens computed since the start, recomputed ones included."""
         self.generated_tokens = 0
+        self.decoded_tokens = 0
+        """Of these, those of steps that prefilled nothing."""
+        self.decoded_s = 0.0
+        """What their answers took for them: a step counts once for each."""
         self.preemptions = 0
         self.busy_s = 0.0
         """Time spent in steps that are over."""
@@ -260,6 +264,10 @@ class EngineModel:
             grown = self.kv.allocate(steps * self._decoding)
             assert grown
             self.generated_tokens += steps * self._decoding
+            if not self._chunks:
+                step_s = phase.end_s(phase.done + steps) - phase.end_s(phase.done)
+                self.decoded_tokens += steps * self._decoding
+                self.decoded_s += step_s * self._decoding
             if self._progress:
                 self._tell_tokens(phase, steps)
         phase.done += steps

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from broker.core.decisions import Dispatch
 from broker.core.events import JobSpec
+from broker.engine_model.decode_meter import DecodeMeter
 from broker.sim.host import Host
 from broker.sim.request import Request
 from broker.wire.messages import (
@@ -64,6 +65,9 @@ class Agent:
         self._sequence = 0
         self._summaries = 0
         self._finished: list[Finished] = []
+        self._meter = DecodeMeter()
+        self._decoded = (host.lives, 0, 0.0)
+        """Of the engine when it was last looked at: its life, tokens and seconds of its answers."""
         self._wants_full = True
         profile = host.profile
         step_tokens = profile.step_tokens_max
@@ -157,7 +161,6 @@ class Agent:
         self._sequence += 1
         finished, self._finished = tuple(self._finished), []
         used = engine.kv.used_tokens
-        decode_s = profile.decode_s.at(used / profile.kv_tokens_max)
         return Heartbeat(
             worker=host.name,
             incarnation=self.incarnation,
@@ -177,11 +180,21 @@ class Agent:
                 kv_tokens_used=used,
                 kv_tokens_max=profile.kv_tokens_max,
                 prefill_tokens_s=self._prefill_tokens_s,
-                decode_tokens_s=1.0 / decode_s,
+                decode_tokens_s=self._decode_tokens_s(),
             ),
             summary=self._summary(),
             engine_incarnation=host.lives,
         )
+
+    def _decode_tokens_s(self) -> float:
+        """Tell what an agent sees of the answers: how they grew while nothing was prefilled."""
+        lives, tokens, seconds = self._decoded
+        engine = self.host.model
+        self._decoded = (self.host.lives, engine.decoded_tokens, engine.decoded_s)
+        if self.host.lives != lives:
+            tokens, seconds = 0, 0.0
+        self._meter.add(tokens=engine.decoded_tokens - tokens, seconds=engine.decoded_s - seconds)
+        return self._meter.read()
 
     def _entry(self, key: str, run: Run) -> InFlight:
         job = run.job

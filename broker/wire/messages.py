@@ -302,7 +302,7 @@ class Finished(Struct, frozen=True, array_like=True):
 
 
 class Load(Struct, frozen=True, array_like=True):
-    """How loaded an engine is. Rates are moving averages; 0 means not known yet."""
+    """How loaded an engine is. 0: not known; of `decode_tokens_s`, not since the last report."""
 
     running: Count = 0
     waiting: Count = 0

@@ -57,7 +57,7 @@ def test_a_report_makes_a_worker_known_and_useful() -> None:
 
 def test_reports_teach_how_long_a_step_takes() -> None:
     """Each rate is learned with the KV tokens that the worker was given; a report without one
-    teaches nothing.
+    teaches nothing, and leaves what was known.
     """
     cluster = Cluster()
     cluster.join("w1", load=Load(decode_tokens_s=50.0))
@@ -65,6 +65,8 @@ def test_reports_teach_how_long_a_step_takes() -> None:
     assert (rate.step_s(0), rate.slope_s) == (0.02, 0.0)
     cluster.beat("w1", load=Load())
     assert rate.weight == 1.0
+    (view,) = cluster.scheduler.views.workers()
+    assert view.decode_tokens_s == 50.0
     cluster.hold(a_spec(prompt_tokens=9950))
     cluster.beat("w1", load=Load(decode_tokens_s=25.0))
     assert rate.slope_s == pytest.approx(0.02 / 10_000)

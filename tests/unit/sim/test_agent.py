@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from broker.core.decisions import Decision, Dispatch, Explanation, HeldBy, Resync
 from broker.core.events import Event, JobSpec, WorkerReported
 from broker.core.policy import LanePolicy, Policy
@@ -185,7 +187,7 @@ def test_ends_that_wait_are_bounded() -> None:
 
 
 def test_reports_are_numbered_and_say_the_load() -> None:
-    """Sequence rises by one; slots, memory and rates are the profile's."""
+    """Sequence rises by one; slots, memory and the rate of prefill are the profile's."""
     agent = an_agent()
     agent.host.model.submit(sequence_request(a_request()), 0.0)
     agent.host.model.advance(0.05)
@@ -194,7 +196,31 @@ def test_reports_are_numbered_and_say_the_load() -> None:
     assert (beat.slots, beat.load.running, beat.load.waiting) == (4, 1, 0)
     assert beat.load.kv_tokens_max == BY_HAND.kv_tokens_max
     assert beat.load.kv_tokens_used == 100
-    assert (beat.load.prefill_tokens_s, beat.load.decode_tokens_s) == (1000.0, 100.0)
+    assert beat.load.prefill_tokens_s == 1000.0
+
+
+def test_the_rate_of_decoding_is_what_answers_show_between_prefills() -> None:
+    """A step of 10 ms while nothing is prefilled; nothing is said where nothing was seen."""
+    agent = an_agent()
+    engine = agent.host.model
+    engine.submit(sequence_request(a_request(0, output_tokens=60)), 0.0)
+    engine.advance(0.2)  # 90 ms of decoding: too little.
+    assert agent.heartbeat(at_s=0.2).load.decode_tokens_s == 0.0
+    engine.submit(sequence_request(a_request(1, prompt_tokens=900, output_tokens=60)), 0.3)
+    engine.advance(1.4)
+    assert agent.heartbeat(at_s=1.4).load.decode_tokens_s == pytest.approx(100.0)
+    assert agent.heartbeat(at_s=1.4).load.decode_tokens_s == 0.0
+
+
+def test_a_new_engine_is_seen_from_its_start() -> None:
+    """What the one before it decoded is not taken from what this one did."""
+    agent = an_agent()
+    for life in range(2):
+        request = a_request(life, output_tokens=60)
+        agent.host.model.submit(sequence_request(request), 0.0)
+        agent.host.model.advance(10.0)
+        assert agent.heartbeat(at_s=10.0).load.decode_tokens_s == pytest.approx(100.0)
+        agent.host.restart()
 
 
 # ---- cache summaries -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import pytest
 
 from broker.bus.base import Timeout
+from broker.engine_model.decode_meter import DECODE_S_MIN
 from broker.wire.codec import MESSAGE_BYTES_MAX, encode
 from broker.wire.messages import Answer, Attempt, Heartbeat, Job, Kind, Outcome, Usage
 from broker.wire.prefix import pack_hashes, unpack_hashes
@@ -85,6 +86,28 @@ async def test_models_are_the_engines_where_none_are_configured() -> None:
         assert stage.beats[-1].models == ("tiny", "other")
         assert (await stage.dispatch(a_job())).answer is Answer.ACCEPTED
         engine.say("job-1", an_answer())
+
+
+async def test_the_rate_of_decoding_is_the_engines_until_answers_show_it() -> None:
+    """Then it is what was seen since the last report: 0 where nothing was."""
+    engine = ScriptedEngine()
+    engine.decode_tokens_s = 7.0
+    async with an_agent(engine=engine) as stage:
+        await stage.dispatch(a_job())
+        tokens = 1
+        engine.say("job-1", Chunk(output_tokens=tokens))
+        await stage.beat(lambda beat: beat.load.decode_tokens_s == 7.0)
+        while stage.beats[-1].load.decode_tokens_s == 7.0:
+            tokens += 1
+            engine.say("job-1", Chunk(output_tokens=tokens))
+            heard = len(stage.beats)
+            await stage.until(lambda heard=heard: len(stage.beats) > heard)
+        rates = [beat.load.decode_tokens_s for beat in stage.beats]
+        seen = next(rate for rate in rates if rate not in (0.0, 7.0))
+        assert 0 < seen <= tokens / DECODE_S_MIN
+        await stage.beat(lambda beat: beat.load.decode_tokens_s == 0.0)
+        engine.say("job-1", an_answer())
+        await stage.end_of("job-1")
 
 
 async def test_a_running_job_is_listed_for_as_long_as_it_runs() -> None:
