@@ -42,6 +42,10 @@ from broker.bus.nats_replies import Replies, Reply
 API_TIMEOUT_S = 5.0
 """Management answers in milliseconds; a cluster in election takes seconds."""
 
+ASK_AGAIN_S = 1.0
+"""A stream or consumer in election leaves questions unanswered, for good: those that change nothing
+are put again after this."""
+
 WALK_BATCH_MAX = 256
 WALK_BYTES_MAX = 4 * 1024 * 1024
 """Messages and bytes asked for at once when a stream is walked."""
@@ -97,7 +101,7 @@ class Streams:
 
     async def _ask(self, verb: str, question: Mapping[str, object] | None = None) -> Answer:
         data = orjson.dumps(question) if question is not None else b""
-        reply = await self._replies.ask(f"$JS.API.{verb}", data, timeout_s=API_TIMEOUT_S)
+        reply = await self._reply(verb, data)
         if is_no_responders(reply.data, reply.headers):
             message = f"{verb}: JetStream is not enabled here, or its election is under way"
             raise NoStream(message)
@@ -106,6 +110,19 @@ class Streams:
         except DecodeError as error:
             message = f"{verb}: unreadable answer"
             raise BusError(message) from error
+
+    async def _reply(self, verb: str, data: bytes) -> Reply:
+        """Put a question, and one that changes nothing again and again. Raises Timeout."""
+        again = ".INFO." in verb
+        left_s = API_TIMEOUT_S
+        while True:
+            wait_s = min(ASK_AGAIN_S, left_s) if again else left_s
+            left_s -= wait_s
+            try:
+                return await self._replies.ask(f"$JS.API.{verb}", data, timeout_s=wait_s)
+            except Timeout:
+                if left_s <= 0:
+                    raise
 
     # streams
     async def ensure_stream(self, spec: StreamSpec) -> None:
