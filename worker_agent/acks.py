@@ -8,10 +8,11 @@ wait (`ack_retries_max`).
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
-from broker.bus.base import Bus, BusError
+from broker.bus.base import Bus, BusError, NotFound, Timeout
 from broker.wire.messages import Attempt
 from worker_agent.ledger import Ledger, Running
 from worker_agent.records import backoff_s
@@ -20,6 +21,15 @@ _log = structlog.get_logger(__name__)
 
 RENEWALS_PER_PERIOD = 4
 """How often within `renew_s` is looked for what is due: a renewal is late by a quarter at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A job's message, where it is and how it is acknowledged."""
+
+    stream: str
+    sequence: int
+    ack_subject: str
 
 
 class Acks:
@@ -43,9 +53,8 @@ class Acks:
         self._retry_s_max = retry_s_max
         self._call_s_max = call_s_max
         self._tick_s = tick_s
-        self._owed: dict[tuple[str, Attempt], str] = {}
-        """Ack subjects of jobs whose first ack was not confirmed; bounded with the ledger's ends.
-        """
+        self._owed: dict[tuple[str, Attempt], _Message] = {}
+        """Messages of jobs whose first ack was not confirmed; bounded with the ledger's ends."""
         self._is_owed = asyncio.Event()
         self._nudged = asyncio.Event()
         self._is_paid = asyncio.Event()
@@ -58,8 +67,10 @@ class Acks:
 
     async def acknowledge(self, running: Running) -> None:
         """Acknowledge a settled job's message; if that fails, later."""
-        if not await self._ack(running.key, running.attempt, running.ack_subject):
-            self._owed[running.key, running.attempt] = running.ack_subject
+        order = running.order
+        message = _Message(order.stream, order.stream_sequence, running.ack_subject)
+        if not await self._ack(running.key, running.attempt, message):
+            self._owed[running.key, running.attempt] = message
             self._is_paid.clear()
             self._is_owed.set()
 
@@ -94,24 +105,41 @@ class Acks:
 
     async def _pay(self) -> bool:
         """Try all that is owed, until one fails. True when nothing is left."""
-        for (key, attempt), subject in list(self._owed.items()):
-            if not await self._ack(key, attempt, subject):
-                return False
+        for (key, attempt), message in list(self._owed.items()):
+            is_paid = await self._ack(key, attempt, message)
             del self._owed[key, attempt]
+            if not is_paid:
+                self._owed[key, attempt] = message  # Behind the others, which it may not hold up.
+                return False
         if self._owed:
             return False
         self._is_owed.clear()
         self._is_paid.set()
         return True
 
-    async def _ack(self, key: str, attempt: Attempt, subject: str) -> bool:
+    async def _ack(self, key: str, attempt: Attempt, message: _Message) -> bool:
         try:
-            await self._bus.ack(subject, timeout_s=self._call_s_max)
+            await self._bus.ack(message.ack_subject, timeout_s=self._call_s_max)
         except BusError as error:
-            _log.warning("ack not confirmed", key=key, error=repr(error))
-            return False
+            if not (isinstance(error, Timeout) and await self._is_gone(message)):
+                _log.warning("ack not confirmed", key=key, error=repr(error))
+                return False
         self._ledger.acknowledged(key, attempt)
         return True
+
+    async def _is_gone(self, message: _Message) -> bool:
+        """Say whether a message has left its stream, taken out by a broker.
+
+        A consumer that was reset since then knows nothing of it, and answers no ack of it before it
+        has delivered something newer, which in an idle queue is never.
+        """
+        try:
+            await self._bus.message_at(message.stream, message.sequence, timeout_s=self._call_s_max)
+        except NotFound:
+            return True
+        except BusError:
+            pass
+        return False
 
     async def _pause(self, pause_s: float) -> None:
         try:
