@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from broker.bus.base import BusError, NotFound
+from broker.bus.base import BusError, LinkDown, NotFound
 from broker.core.policy import LanePolicy, Policy, QuotaRow
 from broker.service import retiring as retiring_module
 from broker.service.config import Config
 from broker.service.reload import RELOADED, RESTARTED, merged
+from broker.service.retiring import former_queues
 from broker.wire import subjects
 from broker.wire.codec import decode, encode
 from broker.wire.messages import Kind, LaneOffer, Reason
@@ -311,3 +312,21 @@ async def test_reconcile_takes_up_messages_that_have_no_consumer() -> None:
 def _turned(desk: Desk) -> bool:
     desk.turn()
     return True
+
+
+async def test_more_streams_than_are_looked_into_at_once_are_all_looked_into() -> None:
+    """STREAMS_AT_ONCE_MAX bounds the burst; one trouble is told as itself, for who tries again."""
+    lanes = tuple(
+        LanePolicy(name=f"l{number}") for number in range(retiring_module.STREAMS_AT_ONCE_MAX)
+    )
+    async with a_desk(lanes=lanes) as desk:
+        for lane in lanes:
+            stream = desk.bus.server.streams[f"BATCH_{lane.name}"]
+            subject = subjects.jobs(lane.name, 3, "old")
+            stream.change(changed(stream.spec, subjects=(*stream.spec.subjects, subject)))
+            await desk.bus.append(subject, b"job")
+        found = await former_queues(desk.bus, desk.config)
+        assert list(found) == [JobAddress(lane.name, 3, "old") for lane in lanes]
+        desk.link.disconnect()
+        with pytest.raises(LinkDown):
+            await former_queues(desk.link, desk.config)
