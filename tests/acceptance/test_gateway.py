@@ -210,6 +210,21 @@ async def test_fetched_later_from_another_gateway(start_cluster: StartCluster) -
         assert job["response"]["body"]["choices"][0]["message"]["content"]
 
 
+async def test_a_worker_that_dies_in_the_midst_of_a_stream(start_cluster: StartCluster) -> None:
+    """The client's own error with our reason, and no word of a second attempt."""
+    async with a_door(start_cluster) as door, door.async_() as client:
+        pieces = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=2000, stream=True
+        )
+        await anext(pieces)
+        await door.cluster.members["worker-1"].kill()
+        async with asyncio.timeout(30):
+            with pytest.raises(openai.APIError) as lost:
+                async for _ in pieces:
+                    pass
+        assert lost.value.code == "worker_lost"
+
+
 async def test_sigterm_lets_a_stream_end(start_cluster: StartCluster) -> None:
     """It takes nothing new, the stream comes to its end, and the process ends with 0."""
     async with a_door(start_cluster) as door, door.async_() as client:

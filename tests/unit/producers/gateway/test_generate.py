@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from broker.wire.messages import Job, Kind, Reason, TerminalRecord
+from producers.request import NESTING_MAX
 from tests.builders import LANE
 from tests.clusters import Cluster, a_chat, a_cluster
 from tests.gateways import Front, a_front, a_gateway
@@ -264,6 +265,26 @@ async def test_bodies_that_are_no_json_object(raw: bytes) -> None:
             assert answer.status == 400, await answer.text()
             assert set((await answer.json())["error"]) == {"message", "type", "param", "code"}
         assert played.seen == []
+
+
+@pytest.mark.parametrize(("deeper", "status"), [(0, 200), (1, 400)])
+async def test_how_deep_a_body_may_be(deeper: int, status: int) -> None:
+    """NESTING_MAX levels, the body itself included."""
+    levels = NESTING_MAX - 1 + deeper
+    raw = orjson.dumps(a_chat())[:-1] + b',"x":' + b"[" * levels + b"]" * levels + b"}"
+    json = {"Content-Type": "application/json"}
+    async with (
+        a_front() as (front, _),
+        front.session.post(CHAT, data=raw, headers=json) as answer,
+    ):
+        assert answer.status == status, await answer.text()
+
+
+async def test_many_brackets_are_not_deep() -> None:
+    """A long conversation is wide."""
+    messages = [{"role": "user", "content": "hi"}] * (2 * NESTING_MAX)
+    async with a_front() as (front, _):
+        assert (await front.ask(CHAT, {"model": "tiny", "messages": messages}))[0] == 200
 
 
 async def test_a_model_that_is_not_offered() -> None:

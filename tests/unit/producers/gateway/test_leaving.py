@@ -9,6 +9,8 @@ import orjson
 import pytest
 
 from broker.wire.messages import Kind, Reason, Started, Tokens
+from producers.gateway.asking import RERUNS_MAX
+from producers.gateway.streaming import CHUNKS_AT_ONCE
 from tests.agents import ScriptedEngine, an_answer
 from tests.builders import LANE
 from tests.clusters import a_chat
@@ -213,6 +215,55 @@ async def test_a_key_whose_caller_left_is_run_anew(tmp_path: Path) -> None:
         status, _, told = await front.ask_all(CHAT, a_chat(), headers=again)
     assert status == 200
     assert told["X-Inferlane-Job-Id"].endswith("-1")
+
+
+async def test_a_key_is_not_run_anew_for_ever() -> None:
+    """After RERUNS_MAX jobs that were given up: 409, and to use another key."""
+    async with a_front() as (front, played):
+        played.may_run.clear()
+        key = {"Idempotency-Key": "again"}
+        _, told = await front.ask(CHAT, a_chat(), headers={**key, "Prefer": "respond-async"})
+        first = told["id"]
+        played.cancelled |= {f"{first}-{number}" for number in range(1, RERUNS_MAX)} | {first}
+        played.may_run.set()
+        for number in range(1, RERUNS_MAX + 1):
+            status, told = await front.ask(CHAT, a_chat(), headers=key)
+            expected = "cancelled" if number < RERUNS_MAX else "idempotency_conflict"
+            assert (status, told["error"]["code"]) == (409, expected)
+        assert len(played.seen) == RERUNS_MAX
+
+
+async def test_a_stream_that_takes_too_long() -> None:
+    """`answer_s_max`: once it has begun, an error event; its job is given up."""
+    async with a_front(answer_s_max=0.2, stream_silence_s=0.02) as (front, played):
+        played.may_run.clear()
+        async with front.session.post(CHAT, json=a_chat(stream=True)) as answer:
+            raw = await answer.read()
+        (event,) = events_of(raw)
+        assert event[1]["error"]["code"] == "answer_timeout"
+        await until(lambda: bool(played.cancelled))
+        played.may_run.set()
+
+
+async def test_pieces_that_piled_up_go_out_in_order() -> None:
+    """More than CHUNKS_AT_ONCE at once: all of them, each once."""
+    count = 3 * CHUNKS_AT_ONCE + 1
+    async with a_front() as (front, played):
+        played.chunks = lambda job: _numbered(job, count)
+        played.answer = lambda job: a_record(job, body=_whole("".join(map(str, range(count)))))
+        async with front.session.post(CHAT, json=a_chat(stream=True)) as answer:
+            events = events_of(await answer.read())
+    assert streamed_text(events) == "".join(map(str, range(count)))
+    assert len(events) == count + 1
+
+
+def _numbered(job: Any, count: int) -> list[Tokens]:
+    made: list[Tokens] = []
+    for index in range(count):
+        choice = {"index": 0, "delta": {"content": str(index)}, "finish_reason": None}
+        data = orjson.dumps({"choices": [choice]})
+        made.append(Tokens(job=job.id, attempt=ATTEMPT, index=index, data=data))
+    return made
 
 
 async def test_a_job_that_was_cancelled_by_its_id_stays_so() -> None:
