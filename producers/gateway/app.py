@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from broker.wire.ids import new_job_id
 from producers.errors import ProducerError
@@ -28,7 +28,10 @@ CLIENT_LEFT = 499
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
+_CONTINUE = "100-continue"
+
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Expected = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 _log = structlog.get_logger(__name__)
 
@@ -55,9 +58,37 @@ def make_app(gateway: Gateway, modules: Sequence[RouteModule]) -> web.Applicatio
     # Bodies are bounded where they are read: each route has a bound of its own.
     app = web.Application(middlewares=(guard,), client_max_size=0)
     app.on_response_prepare.append(_on_prepare)
+    expect = _expecting(gateway)
     for module in modules:
-        app.add_routes(module(gateway))
+        for route in module(gateway):
+            fields = {"expect_handler": expect, **route.kwargs}
+            app.add_routes([web.RouteDef(route.method, route.path, route.handler, fields)])
     return app
+
+
+def _expecting(gateway: Gateway) -> _Expected:
+    """Make what answers `Expect`, which is asked before any middleware."""
+
+    async def expect(request: web.Request) -> web.StreamResponse | None:
+        """Let the body come, or refuse the request while it is not sent yet."""
+        wish = request.headers.get("Expect", "").lower()
+        if request.version < HttpVersion11:
+            return None
+        request[REQUEST_ID] = _request_id(request)
+        if wish != _CONTINUE:
+            message = f"Expect: {wish[:40]!r} is not known; send `{_CONTINUE}` or nothing."
+            return ApiError(417, "expectation_failed", message).response()
+        try:
+            if request.path not in OPEN_PATHS:
+                gateway.keys.caller(request.headers.get("Authorization"))
+        except ApiError as error:
+            return error.response()
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # The answer itself has not begun.
+        request.writer.output_size = 0
+        return None
+
+    return expect
 
 
 async def _answered(

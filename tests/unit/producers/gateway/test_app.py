@@ -195,6 +195,21 @@ async def test_a_body_that_does_not_come() -> None:
     assert b'"code":"body_timeout"' in told
 
 
+async def test_a_body_that_asks_first() -> None:
+    """`Expect: 100-continue`: it is let come; without a key it is refused before it is sent."""
+    head = HEAD + "Content-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n"
+    async with _front() as front:
+        told = await _raw(front, f"{head}Expect: 100-continue\r\n\r\n{{}}".encode())
+        assert told.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
+        stranger = head.replace(AUTH["Authorization"], "Bearer none")
+        told = await _raw(front, f"{stranger}Expect: 100-continue\r\n\r\n".encode())
+        assert told.startswith(b"HTTP/1.1 401 ")
+        told = await _raw(front, f"{head}Expect: tea\r\n\r\n".encode())
+        assert told.startswith(b"HTTP/1.1 417 ")
+        assert b'"code":"expectation_failed"' in told
+        assert b"X-Request-Id: req_" in told
+
+
 async def test_headers_that_do_not_come() -> None:
     """`keepalive_s`: the connection is closed, whole headers or none."""
     async with _front(keepalive_s=0.05) as front:

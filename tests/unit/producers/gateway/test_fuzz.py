@@ -21,7 +21,7 @@ LAG_S_MAX = 0.050
 TICK_S = 0.002
 
 EXPECTATION_FAILED = 417
-"""aiohttp's own answer to an `Expect` it doesn't know, before any of our code."""
+"""On a path that is not served, this is aiohttp's own answer, before any of our code."""
 
 STATUSES = {200, 202, 400, 401, 404, 405, 408, 409, 413, 415, 417, 429, 431, 503}
 
