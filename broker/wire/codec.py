@@ -69,7 +69,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def encode_for(message: msgspec.Struct, *, speaks_json: bool) -> bytes:
-    """Encode one message of `json_form.JSON_KINDS` as its reader wants it."""
+    """Encode one message as its reader wants it."""
     return json_form.encode(message) if speaks_json else _encoder.encode(message)
 
 
@@ -84,10 +84,10 @@ def encode_end(job_id: str, record: bytes, *, speaks_json: bool) -> bytes:
 
 
 def decode(data: bytes, kind: type[_T]) -> _T:
-    """Decode and validate one message of type `kind`, in JSON too where that has a JSON form.
+    """Decode and validate one message of type `kind`, a record, in either form.
 
-    Raises MalformedMessage on anything else: truncated, wrong type, out of range, too large,
-    garbage.
+    A kind may have some of a message's fields only. Raises MalformedMessage on anything else:
+    truncated, wrong type, out of range, too large, garbage.
     """
     decoder = _decoders.get(kind)
     if decoder is None:
@@ -96,7 +96,7 @@ def decode(data: bytes, kind: type[_T]) -> _T:
         return _checked(data, decoder.decode)
     except MalformedMessage:
         # Asked only now, so that msgpack pays nothing for it.
-        if kind not in json_form.JSON_KINDS or not json_form.begins_json(data):
+        if not json_form.begins_json(data):
             raise
     return _checked(data, partial(json_form.decode, kind=kind))
 

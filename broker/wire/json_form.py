@@ -19,46 +19,7 @@ from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
-from broker.wire.control import (
-    CancelRequest,
-    ControlReply,
-    EstimateRequest,
-    JobRequest,
-    LaneCancelRequest,
-    ResultRequest,
-    WhyRequest,
-)
-from broker.wire.messages import (
-    End,
-    Job,
-    LaneState,
-    Queued,
-    Started,
-    StoredEnd,
-    TerminalRecord,
-    Tokens,
-)
-
-JSON_KINDS: frozenset[type[Any]] = frozenset(
-    (
-        Job,
-        TerminalRecord,
-        Queued,
-        Started,
-        Tokens,
-        End,
-        StoredEnd,
-        LaneState,
-        CancelRequest,
-        WhyRequest,
-        JobRequest,
-        LaneCancelRequest,
-        ResultRequest,
-        EstimateRequest,
-        ControlReply,
-    )
-)
-"""What callers send and hear. All else is between our own programs, and msgpack alone."""
+from broker.wire.messages import Job
 
 EMBEDDED = frozenset(("body", "data", "record"))
 """Fields of bytes that stand as a JSON object where they hold one."""
@@ -94,7 +55,7 @@ def encode_job(read: JobRead) -> bytes:
 
 
 def decode(data: bytes, kind: type[_T]) -> _T:
-    """Decode and validate one message of a kind of JSON_KINDS.
+    """Decode and validate one message of a kind of record.
 
     Raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError on anything else.
     """

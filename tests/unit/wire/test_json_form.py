@@ -35,7 +35,6 @@ from broker.wire.messages import (
     Attempt,
     End,
     Failure,
-    Heartbeat,
     Job,
     Kind,
     LaneState,
@@ -48,6 +47,7 @@ from broker.wire.messages import (
     Tokens,
     Usage,
 )
+from broker.wire.usage import CountedRecord
 from tests.builders import a_job, an_attempt
 from tests.json_callers import a_body, a_json_job, base64_of, packed
 
@@ -109,9 +109,19 @@ def test_either_form_of_a_message_is_read_as_the_same_record(message: msgspec.St
     assert decode(encode(message), type(message)) == message
 
 
-def test_the_kinds_shown_here_are_all_that_have_a_json_form() -> None:
-    """An end holds a record, and has a test of its own."""
-    assert {type(message) for message in MESSAGES} | {End} == json_form.JSON_KINDS
+class _JobName(msgspec.Struct):
+    """Who looks for a job by its id reads no more of it."""
+
+    id: str
+
+
+def test_who_reads_some_fields_of_a_message_reads_either_form() -> None:
+    """Accounts count records in JSON as the others, and a job is found by its name."""
+    for record in (RECORD, msgspec.structs.replace(RECORD, retry_after_s=2.0)):
+        counted = decode(json_form.encode(record), CountedRecord)
+        assert counted == decode(encode(record), CountedRecord)
+        assert counted.usage == record.usage
+    assert decode(json_form.encode(a_job()), _JobName).id == a_job().id
 
 
 def test_what_an_engine_said_stands_in_json_as_it_said_it() -> None:
@@ -238,10 +248,8 @@ def test_garbage_behind_a_brace_is_malformed_and_nothing_worse(tail: bytes) -> N
         read_json_job(b"{" + tail)
 
 
-def test_a_message_of_our_own_programs_has_no_json_form() -> None:
-    """An order or a heartbeat in JSON is garbage."""
-    with pytest.raises(MalformedMessage):
-        decode(b'{"worker": "w"}', Heartbeat)
+def test_orders_have_no_json_form() -> None:
+    """Workers take msgpack alone."""
     with pytest.raises(MalformedMessage):
         decode_order(b'{"type":"probe","epoch":1,"number":1}')
 
