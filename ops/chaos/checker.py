@@ -57,6 +57,8 @@ class Remains:
     """Batch lines without a result in the files of their batch; ..."""
     lines_doubled: tuple[str, ...] = ()
     """... and those with more than one."""
+    miscounted: tuple[str, ...] = ()
+    """Rows in which the lanes' accounts are not the sum of their records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class Verdict:
     reruns: tuple[Rerun, ...]
     overshoots: tuple[Overshoot, ...]
     out_of_fence: tuple[str, ...]
+    miscounted: tuple[str, ...] = ()
 
     @property
     def unexplained(self) -> tuple[Rerun, ...]:
@@ -110,6 +113,7 @@ class Verdict:
             self.unexplained,
             self.overshoots,
             self.out_of_fence,
+            self.miscounted,
         )
         return not any(found)
 
@@ -125,14 +129,17 @@ def check(
     accepted = {event.job for event in history if isinstance(event, Accepted)}
     ended = remains.recorded.keys() | _rejected(history)
     stuck = {job for job in accepted - ended if job in remains.queued} | remains.queued
+    doubled = _doubled(history, remains)
     return Verdict(
         jobs=len(accepted),
         lost=(*sorted(accepted - ended - stuck), *remains.lines_lost),
-        duplicate_results=(*_doubled(history, remains), *remains.lines_doubled),
+        duplicate_results=(*doubled, *remains.lines_doubled),
         stuck=tuple(sorted(stuck)),
         reruns=tuple(_reruns(history, strikes)),
         overshoots=tuple(_overshoots(history, strikes, rows)),
         out_of_fence=tuple(sorted(_out_of_fence(history))),
+        # Of a job with two records, one of which stands, both were counted.
+        miscounted=() if doubled else remains.miscounted,
     )
 
 

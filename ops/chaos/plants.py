@@ -5,7 +5,7 @@ hits one job in `ONE_IN`, chosen by name, so the same ones in every process and 
 """
 
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from enum import StrEnum
 from typing import Any, cast
 
@@ -13,8 +13,10 @@ from msgspec.structs import replace
 
 from broker.bus.base import Appended, Bus, Delivery, DeliveryHandler, Message, Pull
 from broker.core.rows import Borrow, RowUsage
+from broker.service import accounting
 from broker.wire import codec
 from broker.wire.messages import Dispatch, Job, Reason, TerminalRecord
+from broker.wire.usage import CountedRecord, UsageRow, summed
 from worker_agent.attempt import Attempts
 from worker_agent.engine.base import Completed
 from worker_agent.fence import Fence
@@ -39,6 +41,8 @@ class Plant(StrEnum):
     """A broker orders in the name of the leader before it, and workers don't mind."""
     RERUN = "rerun"
     """A worker hands jobs back that it has run, once each."""
+    MISCOUNT = "miscount"
+    """A broker counts each record twice."""
 
 
 def is_hit(job_id: str) -> bool:
@@ -56,6 +60,8 @@ def planted(bus: Bus, plant: Plant | None) -> Bus:
         case Plant.RERUN:
             agent = cast("Any", Attempts)
             agent._conclude = _hands_back(agent._conclude)  # noqa: SLF001 - what is broken has no door
+        case Plant.MISCOUNT:
+            accounting.summed = _summed_twice
         case _:
             pass
     return bus if plant is None else cast("Bus", _PlantedBus(bus, plant))
@@ -135,3 +141,10 @@ class _PlantedBus:
             return is_hit(codec.decode(delivery.data, Job).id)
         except codec.MalformedMessage:
             return False
+
+
+def _summed_twice(
+    rows: Iterable[UsageRow], records: Iterable[CountedRecord] = ()
+) -> tuple[UsageRow, ...]:
+    found = list(records)
+    return summed(rows, [*found, *found])

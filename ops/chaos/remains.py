@@ -4,14 +4,17 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from broker.bus.base import Bus, BusError
+from broker.bus.usage import usage_days
 from broker.wire import codec, subjects
 from broker.wire.ids import BANDS, job_key
-from broker.wire.messages import Job
+from broker.wire.messages import Job, Kind
+from broker.wire.usage import CountedRecord, day_of, summed
 from ops.chaos import history
 from ops.chaos.checker import Remains
 from ops.chaos.history import Submitted, Told
@@ -66,7 +69,36 @@ async def remains(stage: Stage) -> Remains:
         recorded = told | {key: count for key, count in recorded.items() if key in ours}
         left &= ours
     lost, doubled = lines(batches(stage.folder, stage.load.offline), left)
-    return Remains(recorded, left, lost, doubled)
+    miscounted = await _miscounted_when_counted(stage) if stage.is_own else ()
+    return Remains(recorded, left, lost, doubled, miscounted)
+
+
+async def _miscounted_when_counted(stage: Stage) -> tuple[str, ...]:
+    """Compare the accounts with the records, once a leader has had the time to count them."""
+    gives_up_at_s = time.monotonic() + READ_S_MAX
+    while True:
+        found: tuple[str, ...] | None = None
+        with suppress(BusError):
+            lanes = (stage.load.online, stage.load.offline)
+            found = tuple([one for lane in lanes for one in await miscounted(stage.bus, lane)])
+        if not found or time.monotonic() > gives_up_at_s:
+            return ("the accounts can't be read",) if found is None else found
+        await asyncio.sleep(AGAIN_S)
+
+
+async def miscounted(bus: Bus, lane: str) -> list[str]:
+    """Name the rows of a lane's accounts that are not the sum of its records. Raises BusError."""
+    records: dict[str, list[CountedRecord]] = {}
+    async for stored in bus.messages(subjects.results_stream(lane)):
+        try:
+            record = codec.decode(stored.data, CountedRecord)
+        except codec.MalformedMessage:
+            record = CountedRecord(kind=Kind.FAILED)
+        if record.counts:
+            records.setdefault(day_of(stored.at_s), []).append(record)
+    wanted = {(day, row) for day, found in records.items() for row in summed((), found)}
+    counted = {(day.day, row) async for day in usage_days(bus, lanes=[lane]) for row in day.rows}
+    return sorted(f"{lane} {day}: {row}" for day, row in wanted ^ counted)
 
 
 async def _recorded(bus: Bus, load: Load) -> dict[str, int]:

@@ -18,8 +18,12 @@ SHOWN_MAX = 20
 """Of each kind of finding, so many are named in the report."""
 
 
-UNSEEN = ("reruns", "reruns_unexplained", "rerun_reasons", "quota_overshoots", "steps")
-"""Figures of what only workers and brokers of ours tell: null where they are another's."""
+UNSEEN = (
+    *("reruns", "reruns_unexplained", "rerun_reasons", "quota_overshoots", "steps"),
+    "miscounted",
+)
+"""Figures of what only workers and brokers of ours tell, or of what others' jobs are in, too: null
+where they are another's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ def report(
         "recovery_s": _spread(recoveries.values()),
         "reruns_unexplained": len(verdict.unexplained),
         "out_of_fence": len(verdict.out_of_fence),
+        "miscounted": len(verdict.miscounted),
         "rerun_reasons": dict(sorted(Counter(one.because for one in verdict.reruns).items())),
         "recovery_s_by_kind": _by_kind(outcome.strikes, recoveries),
         "bounds": bounds.figures(judgement.times),
@@ -88,6 +93,7 @@ def report(
             "reruns_unexplained": [asdict(one) for one in verdict.unexplained[:SHOWN_MAX]],
             "quota_overshoots": [asdict(one) for one in verdict.overshoots],
             "out_of_fence": verdict.out_of_fence[:SHOWN_MAX],
+            "miscounted": verdict.miscounted[:SHOWN_MAX],
         },
     }
     if judgement.is_others:
@@ -134,6 +140,7 @@ def told(judgement: Judgement, recovery_s: object) -> list[str]:
         ("ran again without a reason", verdict.unexplained),
         ("overshot", verdict.overshoots),
         ("out of fence", verdict.out_of_fence),
+        ("not the sum of the records", verdict.miscounted),
     )
     for name, found in findings:
         lines += [f"  {name}: {_one(one)}" for one in found[:3]]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = cyclopts.App(name="chaos", help="Break a cluster under load on purpose; is anything lost?")
 
-PlantChoice = Literal["lose", "double", "stuck", "overshoot", "fence", "rerun"]
+PlantChoice = Literal["lose", "double", "stuck", "overshoot", "fence", "rerun", "miscount"]
 
 LINE_S = 5.0
 """Between two lines of progress."""

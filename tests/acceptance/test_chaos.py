@@ -42,6 +42,7 @@ MUST_BE_0 = (
     "quota_overshoots",
     "reruns_unexplained",
     "out_of_fence",
+    "miscounted",
 )
 
 CHATS_COMPARED_MIN = 100
@@ -195,6 +196,7 @@ async def test_sigterm_and_sigkill_end_with_the_same_results(tmp_path: Path) -> 
         ("overshoot", "quota_overshoots"),
         ("fence", "out_of_fence"),
         ("rerun", "reruns_unexplained"),
+        ("miscount", "miscounted"),
     ],
 )
 async def test_a_planted_fault_is_found(tmp_path: Path, plant: str, figure: str) -> None:

@@ -273,6 +273,13 @@ def test_tokens_of_an_attempt_after_those_of_a_later_one_break_the_fence() -> No
     assert judged(a_life(), mixed).out_of_fence == (JOB,)
 
 
+def test_accounts_that_are_not_the_sum_of_the_records_are_told() -> None:
+    """Unless a record was replaced by another: then both were counted, and that is told."""
+    verdict = judged(a_life(), remains=Remains({JOB: 1}, miscounted=("a row",)))
+    assert (verdict.miscounted, verdict.is_clean) == (("a row",), False)
+    assert judged(a_life(), remains=Remains({JOB: 2}, miscounted=("a row",))).miscounted == ()
+
+
 def test_runs_are_told_apart_by_worker_life_and_number() -> None:
     """An end of another life's run says nothing of this one."""
     events = [
