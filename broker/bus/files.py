@@ -32,6 +32,7 @@ from broker.bus.base import (
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, encode
 from broker.wire.files import FileInfo
+from broker.wire.ids import is_token
 
 CHUNK_BYTES = 256 * 1024
 """Of a file's chunks: twice what NATS's own object stores take, and small beside any `max_payload`
@@ -192,6 +193,8 @@ class Files:
 
     async def find(self, file_id: str, *, now_s: float | None = None) -> FileInfo | None:
         """What is known of a file; None when there is none, or none any more at `now_s`."""
+        if not is_token(file_id):
+            return None  # `*` in a subject would mean all of them.
         try:
             key = subjects.file_key(self.lane, file_id)
             entry = await self.bus.kv_get(subjects.FILES_BUCKET, key)

@@ -37,6 +37,10 @@ RETRY_S = 1.0
 RELEASE_S_MAX = 2.0
 """A process that ends tries so long to hand its batches over; else their leases run out."""
 
+LOOK_RATIO_MIN = 20
+"""A look reads the records of all batches, also of those that ended: it takes a twentieth of the
+time at most, however many there are."""
+
 HEARD_MAX = 1000
 """Batches heard of and not yet looked at; others are found by looking."""
 
@@ -118,8 +122,11 @@ class BatchRunner:
                 try:
                     if self._looks_now or time.monotonic() >= look_at_s:
                         self._looks_now = False
+                        began_s = time.monotonic()
                         await self._take_found(tasks)
-                        look_at_s = time.monotonic() + self._config.scan_s
+                        now_s = time.monotonic()
+                        pause_s = LOOK_RATIO_MIN * (now_s - began_s)
+                        look_at_s = now_s + max(self._config.scan_s, pause_s)
                     else:
                         for lane, batch_id in heard:
                             await self._take(lane, batch_id, tasks)

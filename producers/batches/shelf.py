@@ -17,6 +17,7 @@ from broker.bus.base import Bus, NotFound, WrongSequence
 from broker.bus.files import Files
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, encode
+from broker.wire.ids import is_token
 from producers.batches import life
 from producers.batches.errors import BadBatch, FileInUse, NoSuchBatch, NoSuchFile
 from producers.batches.records import Batch, new_batch_id
@@ -94,6 +95,9 @@ class Shelf:
 
     async def entry(self, batch_id: str) -> tuple[Batch, int]:
         """Read a batch and the revision of its record. Raises NoSuchBatch, BusError."""
+        if not is_token(batch_id):
+            message = f"there is no batch {batch_id[:80]!r}"
+            raise NoSuchBatch(message)
         try:
             key = subjects.batch_key(self.lane, batch_id)
             found = await self._bus.kv_get(subjects.BATCHES_BUCKET, key)

@@ -151,6 +151,15 @@ async def test_delete(world: World) -> None:
         await read(files, whole)
 
 
+@pytest.mark.parametrize("name", ["*", ">", "a.b", "", "a b", "file-1.>"])
+async def test_an_id_is_one_token(world: World, name: str) -> None:
+    """What would mean other files, or all, means none: nothing is found, and nothing removed."""
+    files = await the_files(world)
+    whole = await files.put(an_info(), pieces(b"x"), bytes_max=10)
+    assert (await files.find(name), await files.delete(name)) == (None, False)
+    assert await read(files, whole) == b"x"
+
+
 async def test_files_are_listed_oldest_first(world: World) -> None:
     """Of this lane only."""
     files = await the_files(world)

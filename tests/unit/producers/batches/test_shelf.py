@@ -96,13 +96,15 @@ async def test_changes_of_two_are_both_kept() -> None:
 async def test_an_unknown_batch() -> None:
     """Is told as such, whatever is asked of it; so is a record that can't be read."""
     async with a_place() as place:
-        with pytest.raises(NoSuchBatch):
-            await place.shelf.cancel("batch_none")
+        await place.create(lines(1))
+        for unknown in ("batch_none", "*", ">", "a.b", ""):
+            with pytest.raises(NoSuchBatch):
+                await place.shelf.cancel(unknown)
         key = subjects.batch_key(place.shelf.lane, "batch_bad")
         await place.bus.kv_put(subjects.BATCHES_BUCKET, key, b"\xc1")
         with pytest.raises(NoSuchBatch):
             await place.shelf.get("batch_bad")
-        assert await place.shelf.all() == []
+        assert [batch.status for batch in await place.shelf.all()] == ["validating"]
 
 
 async def test_a_file_in_use_is_kept() -> None:
