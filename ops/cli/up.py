@@ -86,12 +86,8 @@ def up(  # noqa: PLR0913 - one parameter is one flag.
 
     With --gguf the default is one worker; without, four on a tiny model.
     """
-    from broker.bus.base import BusError
     from ops.cli.up_check import check_folder, check_model_file, check_model_name, check_ports
-    from ops.cluster import ClusterError
     from ops.demo import setting
-    from ops.demo.run import DemoError
-    from ops.nats.server import ServerUnavailable
 
     real = gguf is not None
     count = workers or (1 if real else 4)
@@ -114,9 +110,19 @@ def up(  # noqa: PLR0913 - one parameter is one flag.
         gateway_port=gateway_port,
         model=model,
     )
+    return _run(wanted, workers=count, port=port)
+
+
+def _run(wanted: "Setting", *, workers: int, port: int) -> int:
+    """Keep a cluster up, and return the exit code."""
+    from broker.bus.base import BusError
+    from ops.cluster import ClusterError
+    from ops.demo.run import DemoError
+    from ops.nats.server import ServerUnavailable
+
     failed = False
     try:
-        asyncio.run(_keep_up(wanted, workers=count, port=port))
+        asyncio.run(_keep_up(wanted, workers=workers, port=port))
     except* (DemoError, ClusterError, BusError, ServerUnavailable) as errors:
         for error in leaves(errors):
             sys.stderr.write(f"the cluster did not come up: {error}\n")
