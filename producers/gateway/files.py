@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 from msgspec.structs import replace
 
 from broker.bus.base import BusError
@@ -30,6 +31,14 @@ FIELD_BYTES_MAX = 1024
 """Of each that is no file."""
 
 FILENAME_CHARS_MAX = 256
+
+UNREADABLE = (
+    ValueError,
+    HttpProcessingError,
+    web.RequestPayloadError,
+    web.PayloadAccessError,
+)
+"""What aiohttp raises of a body that is no multipart body, or breaks off."""
 
 PIECE_BYTES = 64 * 1024
 """Read of an upload at once."""
@@ -117,9 +126,10 @@ class _Upload:
         try:
             await self._take_parts()
             return await self._judged(self._stored)
-        except (ValueError, web.RequestPayloadError, web.PayloadAccessError) as error:
+        except UNREADABLE as error:
             await self._undo()
-            message = f"the multipart body can't be read: {str(error)[:200] or 'it broke off'}"
+            said = " ".join(str(error).split())[:200]
+            message = f"the multipart body can't be read: {said or 'it broke off'}"
             raise bad_request(message) from error
         except BaseException:
             await self._undo()
