@@ -87,7 +87,8 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
     --output.
 
     With --detach it leaves once all lines are stored in the cluster; the same command without
-    --detach collects the results later, within the window.
+    --detach collects the results later, within the window. (`inferlane batch submit` hands the
+    whole file in instead: the cluster keeps it, and collects the results itself.)
 
     When the window is over, unfinished lines go to --errors with the code batch_expired.
 

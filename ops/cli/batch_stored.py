@@ -1,6 +1,8 @@
 """`inferlane batch submit|list|status|watch|cancel|results`: batches that the cluster runs."""
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -23,6 +25,9 @@ QuietFlag = Annotated[
 ]
 
 HEADS = ("BATCH", "STATUS", "LINES>", "COMPLETED>", "FAILED>", "TIME LEFT", "WINDOW")
+
+UNTAKEN_S = 10.0
+"""A free gateway takes a batch at once; after so long its owner is told that none did."""
 
 _R = TypeVar("_R")
 
@@ -228,15 +233,20 @@ def _show(batch: "Batch", *, as_json: bool, line: str) -> None:
 
 
 async def _watch(desk: "Desk", batch_id: str, *, quiet: bool) -> "Batch":
+    from ops.cli.output import note
     from producers.batch.progress import show
     from producers.batch.runner import Tally
 
     batch = await desk.shelf.get(batch_id)
     before = batch.counts
+    untaken_at_s = batch.created_at_s + UNTAKEN_S
     tally = Tally(before=before.ended)
     async with asyncio.TaskGroup() as tasks:
         showing = tasks.create_task(show(tally, quiet=quiet))
         async for batch in desk.changes(batch_id):
+            if batch.lease is None and time.time() > untaken_at_s and not batch.has_ended:
+                untaken_at_s = math.inf
+                note("no gateway has taken it yet; is one running (`inferlane gateway`), and free?")
             tally.lines = batch.counts.total or batch.lines
             tally.failed = batch.counts.failed - before.failed
             tally.completed = batch.counts.completed - before.completed

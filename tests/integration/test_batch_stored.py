@@ -20,7 +20,7 @@ from producers.batches.shelf import all_batches
 from tests.batches import a_line, a_plan, check_invariant, lines
 from tests.builders import LANE, MODEL
 from tests.buses import until
-from tests.integration.test_batch_cli import INFERLANE, Responding, run
+from tests.integration.test_batch_cli import INFERLANE, Responding, run, start
 from tests.stored_batches import count_all
 
 CONFIG = """
@@ -75,6 +75,11 @@ class Scene:
         self._gateways: list[Gateway] = []
         self._responders: list[Responding] = []
         asyncio.run(self._set_up())
+
+    @property
+    def url(self) -> str:
+        """Where the message server is."""
+        return self._server.url
 
     async def _set_up(self) -> None:
         bus = await connect(self._server.url, name="set-up")
@@ -198,6 +203,19 @@ def test_an_input_may_come_compressed_or_by_a_pipe(scene: Scene, tmp_path: Path)
     assert first[0] == 0
     shown = orjson.loads(first[1])
     assert (shown["status"], shown["request_counts"]["total"]) == ("validating", 0)
+
+
+def test_who_watches_is_told_that_no_gateway_runs_it(scene: Scene, tmp_path: Path) -> None:
+    """A batch that nobody takes would be watched for ever."""
+    a_plan(tmp_path, lines(1))
+    batch_id = scene.batch("submit", str(tmp_path / "in.jsonl"))[1].strip()
+    watching = start("batch", "watch", batch_id, "--nats", scene.url, "--lane", LANE)
+    assert watching.stderr is not None
+    assert b"no gateway has taken it" in watching.stderr.readline()
+    scene.batch("cancel", batch_id)
+    scene.gateway()
+    said, _ = watching.communicate(timeout=30)
+    assert (watching.returncode, b"is cancelled" in said) == (1, True)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
