@@ -116,6 +116,8 @@ class Leadership:
         self._is_wanted = asyncio.Event()
         self.declares = False
         """Whether what stands at the server may not be what the configuration says."""
+        self.retires = True
+        """Whether what the configuration lacks shall go: a reload has said so."""
         self.ready = False
 
     def _make_closer(self) -> Closer:
@@ -215,9 +217,7 @@ class Leadership:
         if self.declares:
             await until_answered(lambda: declare(self._bus, self._config))
             await until_answered(lambda: offer(self._bus, self._config))
-        await until_answered(lambda: close(self._bus, self._config))
-        await until_answered(lambda: withdraw(self._bus, self._config))
-        former = await until_answered(lambda: former_queues(self._bus, self._config))
+        former = await self._former()
         marks = await reset_queues(self._bus, {**self.pulls.queues, **former})
         self.redelivered.expect({one.address: one.delivered_sequence for one in marks})
         await self.book.load()
@@ -245,6 +245,17 @@ class Leadership:
             await until_answered(partial(self._open, address, spec))
         await until_answered(lambda: self.retiring.take(former))
         self.loop.tell(DispatchAllowed(self._now()))
+
+    async def _former(self) -> dict[JobAddress, ConsumerSpec]:
+        """Shut the door of queues that shall go, and find what waits there."""
+        if not self.retires:
+            await until_answered(self.retiring.leave_alone)
+        if self.retiring.lacking:
+            _log.error("leadership.file_lacks_queues", queues=self.retiring.lacking)
+            return {}
+        await until_answered(lambda: close(self._bus, self._config))
+        await until_answered(lambda: withdraw(self._bus, self._config))
+        return await until_answered(lambda: former_queues(self._bus, self._config))
 
     async def _open(self, address: JobAddress, spec: ConsumerSpec) -> None:
         await self.pulls.open(address, spec, window=window_of(self._config, address))
@@ -280,6 +291,7 @@ class Leadership:
             await declare(self._bus, config)
             await close(self._bus, config)
             gone = [address for address in self.pulls.queues if address not in queues]
+            gone += await self._no_more_lacking(config)
             self._config = self.retiring.config = config
             self.loop.tell(PolicyChanged(self._now(), policy_of(config)))
             self.announcements.reconfigured(config)
@@ -292,6 +304,15 @@ class Leadership:
             await until_answered(lambda: offer(self._bus, config))
             await until_answered(lambda: withdraw(self._bus, config))
         _log.info("reload.done", queues=len(queues), leaving=len(gone))
+
+    async def _no_more_lacking(self, config: Config) -> list[JobAddress]:
+        """List queues that were left alone until now; what a dead leader held comes at once."""
+        if not self.retiring.lacking:
+            return []
+        former = await former_queues(self._bus, config)
+        await reset_queues(self._bus, former)
+        self.retiring.lacking = ()
+        return list(former)
 
     def _taken(self, address: JobAddress, deliveries: list[Delivery]) -> None:
         self.redelivered.came(address, deliveries)

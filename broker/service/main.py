@@ -30,7 +30,7 @@ from broker.service.queues import models_of
 from broker.service.reload import declare, merged, offer
 from broker.service.status import Health, PageUnavailable, StatusServer
 from broker.service.views import Snapshots
-from broker.service.watchdogs import Watchdogs, cut, full, risen, slow
+from broker.service.watchdogs import Watchdogs, cut, full, lacking, risen, slow
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_UNREACHABLE = 1, 2, 3
 
@@ -64,6 +64,8 @@ class Broker:
         self._declared: Config | None = None
         """What stands at the server, as far as this broker has seen to it."""
         self._reloading: Config | None = None
+        self._was_told = False
+        """Its file was taken by a reload: what it lacks shall go."""
         """Given to the leadership and not taken yet."""
         self._now = WallClock()
         self._learned = Learned()
@@ -91,6 +93,7 @@ class Broker:
                 "store": slow(lambda: self.election.write_s),
                 "results": full(self._scarce_lanes),
                 "accounts": self._miscounted,
+                "file": lacking(self._lacking),
                 "log": lambda: log.trouble,
             },
             now=self._now,
@@ -98,6 +101,9 @@ class Broker:
 
     def _scarce_lanes(self) -> tuple[str, ...]:
         return self.leadership.results_room.scarce if self.leadership is not None else ()
+
+    def _lacking(self) -> tuple[str, ...]:
+        return self.leadership.retiring.lacking if self.leadership is not None else ()
 
     def _miscounted(self) -> str:
         return self.leadership.accounting.trouble() if self.leadership is not None else ""
@@ -162,6 +168,7 @@ class Broker:
 
         All brokers must be given the same one.
         """
+        self._was_told = True
         config, late = merged(self._config, given)
         if late:
             _log.warning("reload.needs_restart", keys=late)
@@ -209,6 +216,7 @@ class Broker:
             now=self._now,
         )
         leadership.declares = self._declared is not self._config
+        leadership.retires = self._was_told
         self.snapshots.leads(leadership)
         self._metrics.leadership(leader=True)
         try:

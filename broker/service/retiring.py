@@ -8,6 +8,8 @@ their own time is over.
 
 Nothing is remembered for this: a message on a subject that is not configured is a queue on its way
 out, whoever leads, and the offer of a lane that is not configured says that such a lane was there.
+But only a reload says that they shall go. A broker that was started with another file than the last
+leader's, by mistake as like as not, refuses nobody's jobs: what it lacks is an alarm, and waits.
 """
 
 import asyncio
@@ -109,6 +111,9 @@ class Retiring:
         self._is_wanted = asyncio.Event()
         self.still = asyncio.Lock()
         """Held by whoever changes what is configured: nothing is removed meanwhile."""
+        self.lacking: tuple[str, ...] = ()
+        """Queues and lanes that stand at the server, and that nobody has said to remove: while
+        there are some, all is left as it is."""
 
     @property
     def leaving(self) -> tuple[JobAddress, ...]:
@@ -135,8 +140,19 @@ class Retiring:
             self._leaving.pop(address, None)
 
     async def find(self) -> list[JobAddress]:
-        """Take up what nobody knew of: messages that no consumer would deliver. Raises BusError."""
-        return await self.take(await former_queues(self._bus, self.config))
+        """Take up what nobody knew of: messages that no consumer would deliver. Raises BusError.
+
+        While something is `lacking` they are only named.
+        """
+        former = await former_queues(self._bus, self.config)
+        return list(former) if self.lacking else await self.take(former)
+
+    async def leave_alone(self) -> None:
+        """Remove nothing of what the configuration lacks, if it lacks anything. Raises BusError."""
+        former = await former_queues(self._bus, self.config)
+        lanes = await former_lanes(self._bus, self.config)
+        queues = [f"{at.lane}.{at.band}.{at.model}" for at in former if at.lane not in lanes]
+        self.lacking = (*lanes, *queues)
 
     async def run(self) -> None:
         """Remove what is empty, until cancelled."""
@@ -153,6 +169,8 @@ class Retiring:
 
     async def look(self) -> bool:
         """Look once; True when nothing is left to remove. Raises BusError."""
+        if self.lacking:
+            return True
         for address in self.leaving:
             spec = _spec(self.config, address)
             counts = await self._bus.subject_counts(spec.stream, subject=spec.filter_subject)

@@ -26,6 +26,9 @@ STORE_SLOW_S = 0.5
 """A write that the server needs longer for: a flushed one takes a few ms on a good disk, some 30
 on a spinning one. In a cluster's election, 4 to 9 s."""
 
+NAMES_MAX = 10
+"""Of what a file lacks, named in an alarm; the log has all."""
+
 _log = structlog.get_logger(__name__)
 
 Look = Callable[[], str]
@@ -115,5 +118,17 @@ def full(lanes: Callable[[], tuple[str, ...]]) -> Look:
     def look() -> str:
         names = lanes()
         return f"results have no more room in {', '.join(names)}" if names else ""
+
+    return look
+
+
+def lacking(queues: Callable[[], tuple[str, ...]]) -> Look:
+    """Look whether the broker's file lacks queues or lanes that stand at the server."""
+
+    def look() -> str:
+        names = queues()
+        more = f" and {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
+        shown = ", ".join(names[:NAMES_MAX])
+        return f"this broker's file lacks what stands at the server: {shown}{more}" if names else ""
 
     return look

@@ -254,6 +254,40 @@ async def test_a_standby_with_another_file_shuts_no_door(tmp_path: Path) -> None
             assert await ended(ticket) == (Kind.COMPLETED, None)
 
 
+async def test_a_broker_started_with_another_file_refuses_nobodys_jobs(tmp_path: Path) -> None:
+    """It leads now, and lacks a lane and a model: what waits there waits, until it is told."""
+    policy = {"models": (MODEL, NEW_MODEL)}
+    async with a_cluster(tmp_path, workers=0, policy=policy) as cluster, cluster.client() as client:
+        waits = await client.submit(a_chat(), band=2)
+        async with cluster.client(lane=OTHER_LANE) as other:
+            large = await other.submit(a_chat(model=NEW_MODEL), band=2)
+        less = with_policy(cluster.config, lanes=(LanePolicy(name=OTHER_LANE),), models=(MODEL,))
+        second = await cluster.start_broker("b2", config=less)
+        await cluster.members[0].kill()
+        await second.ready()
+        retiring = second.leader.retiring
+        assert retiring.lacking == (LANE, f"{OTHER_LANE}.2.{NEW_MODEL}")
+        unserved = {JobAddress(LANE, 2, MODEL), JobAddress(OTHER_LANE, 2, NEW_MODEL)}
+        assert set(await retiring.find()) == unserved
+        assert await retiring.look()
+        assert retiring.leaving == ()
+        watch = second.broker.watchdogs
+        watch.look()
+        trouble = {view.name: view.trouble for view in watch.views()}["file"]
+        assert f"{LANE}, {OTHER_LANE}.2.{NEW_MODEL}" in trouble
+        assert (await offered(cluster, LANE)) is not None
+        assert waits.record is None
+        second.broker.reload(less)
+        assert await ended(waits) == (Kind.REJECTED, Reason.UNKNOWN_MODEL)
+        async with asyncio.timeout(15), cluster.client(lane=OTHER_LANE) as other:
+            record = await other.find_record(large.job_id)
+            while record is None:
+                await asyncio.sleep(0.01)
+                record = await other.find_record(large.job_id)
+        assert record.reason is Reason.UNKNOWN_MODEL
+        await until(lambda: f"JOBS_{LANE}" not in cluster.bus.server.streams)
+
+
 async def test_quota_rows_count_from_the_reload_on(tmp_path: Path) -> None:
     """The mind takes the whole policy."""
     async with a_cluster(tmp_path, workers=0) as cluster, cluster.client() as client:
