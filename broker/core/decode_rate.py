@@ -59,6 +59,34 @@ class DecodeRate:
 
 
 @dataclass(slots=True)
+class KvOverTime:
+    """KV tokens given to a worker while answers grew there, each answer's seconds weighing alike.
+
+    A report tells how fast answers grew since the last one, so it belongs to what was there then:
+    jobs come and go several times between two reports.
+    """
+
+    since_at_s: float = 0.0
+    answer_s: float = 0.0
+    kv_token_s: float = 0.0
+
+    def passes(self, *, kv_tokens: float, answers: int, at_s: float) -> None:
+        """Take what was there until now; called before any of it changes."""
+        answer_s = answers * (at_s - self.since_at_s)
+        self.since_at_s = at_s
+        self.answer_s += answer_s
+        self.kv_token_s += answer_s * kv_tokens
+
+    def read(self) -> float | None:
+        """Return the mean since the last reading; None when no answer grew."""
+        if self.answer_s <= 0:
+            return None
+        mean = self.kv_token_s / self.answer_s
+        self.answer_s = self.kv_token_s = 0.0
+        return mean
+
+
+@dataclass(slots=True)
 class TokenGap:
     """Seconds between two tokens of an answer at a worker, as its lists of jobs tell.
 

@@ -91,6 +91,7 @@ class Mind:
 
     def leases(self, lease: Lease, worker: Worker, *, starts: bool = True) -> None:
         """Give a job to a worker: count it, and charge its lane."""
+        worker.passes(self.at_s)
         self.ledger.add(lease, worker, starts=starts)
         self.fleet.busied(worker)
         if starts and worker.breaker.given(lease.attempt):
@@ -111,6 +112,7 @@ class Mind:
     def unleases(self, lease: Lease, *, unstarted: bool = False, refund: bool = True) -> Worker:
         """Take a job back from its worker; by default its lane gets its tokens back."""
         worker = self.fleet.workers[lease.worker]
+        worker.passes(self.at_s)
         self.ledger.remove(lease, worker, unstarted=unstarted)
         self.fleet.busied(worker)
         # Fewer slots may be kept for online jobs now, whichever worker this was.

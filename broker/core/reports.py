@@ -63,7 +63,7 @@ class Reports:
         for finished in beat.finished:
             self._endings.attempt_ended(worker.id, beat.incarnation, finished)
         self._compare(worker, beat)
-        _learn(worker, beat.load)
+        _learn(worker, beat.load, at_s=self._mind.at_s)
         worker.forget_ended()
         self._mind.changed(worker, opened=opened)
         self._caches(worker, beat)
@@ -264,12 +264,15 @@ def _capacity(worker: Worker) -> tuple[object, ...]:
     )
 
 
-def _learn(worker: Worker, load: Load) -> None:
+def _learn(worker: Worker, load: Load, *, at_s: float) -> None:
     """Take what an engine says of its memory and its speed, its list of jobs being compared."""
+    worker.passes(at_s)
     worker.learn_kv_use(load.kv_tokens_used)
     if load.decode_tokens_s > 0:
-        step_s = 1.0 / load.decode_tokens_s
-        worker.decode_rate.learn(kv_tokens=worker.kv_tokens_in_use, step_s=step_s)
+        kv_tokens = worker.kv_over_time.read()
+        if kv_tokens is None:
+            kv_tokens = worker.kv_tokens_in_use  # An engine's own page, before its first answers.
+        worker.decode_rate.learn(kv_tokens=kv_tokens, step_s=1.0 / load.decode_tokens_s)
 
 
 def _faster(rate: float, *, was: float) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from broker.core.breaker import Breaker, BreakerState
-from broker.core.decode_rate import DecodeRate, TokenGap
+from broker.core.decode_rate import DecodeRate, KvOverTime, TokenGap
 from broker.core.events import JobSpec
 from broker.wire.messages import Attempt, Failure
 
@@ -112,6 +112,7 @@ class Worker:
     """KV cache that its engine uses beyond what its jobs add to it, by its last report: the cached
     prefixes that they hold."""
     decode_rate: DecodeRate = field(default_factory=DecodeRate)
+    kv_over_time: KvOverTime = field(default_factory=KvOverTime)
     token_gap: TokenGap = field(default_factory=TokenGap)
     sequence: int = -1
     """Of its last report: earlier ones that come late say nothing."""
@@ -192,10 +193,17 @@ class Worker:
         """KV cache that is taken when all its jobs end."""
         return self.kv_base_tokens + self.kv_tokens
 
+    def passes(self, at_s: float) -> None:
+        """Note what was there until now, before its leases change."""
+        self.kv_over_time.passes(
+            kv_tokens=self.kv_tokens_in_use, answers=self.decoding_jobs, at_s=at_s
+        )
+
     def mark_prefilled(self, lease: Lease, *, at_s: float) -> bool:
         """Move a lease's prompt out of the backlog; False when it was out already."""
         if lease.prefilled:
             return False
+        self.passes(at_s)
         self.prefill_began_at_s = at_s
         self.backlog_tokens -= lease.uncached_tokens
         lease.prefilled = True

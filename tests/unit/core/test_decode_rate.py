@@ -4,7 +4,13 @@ import random
 
 import pytest
 
-from broker.core.decode_rate import MEMORY_REPORTS, STEP_S_MAX, VARIATION_MIN, DecodeRate
+from broker.core.decode_rate import (
+    MEMORY_REPORTS,
+    STEP_S_MAX,
+    VARIATION_MIN,
+    DecodeRate,
+    KvOverTime,
+)
 
 
 def a_rate(*reports: tuple[float, float]) -> DecodeRate:
@@ -107,3 +113,25 @@ def test_garbage_does_no_lasting_harm(step_s: float, kv_tokens: float) -> None:
     for kv in (8_000, 12_000) * 200:
         rate.learn(kv_tokens=kv, step_s=on_a_line(kv))
     assert rate.step_s(10_000) == pytest.approx(on_a_line(10_000), rel=0.05)
+
+
+def test_kv_over_time_weighs_each_answers_seconds_alike() -> None:
+    """Two answers for a second beside one for three: KV while nothing grew counts nothing."""
+    kv = KvOverTime()
+    kv.passes(kv_tokens=9_999, answers=0, at_s=100.0)
+    kv.passes(kv_tokens=1_000, answers=2, at_s=101.0)
+    kv.passes(kv_tokens=500, answers=1, at_s=104.0)
+    kv.passes(kv_tokens=9_999, answers=0, at_s=110.0)
+    assert kv.read() == (2 * 1 * 1_000 + 1 * 3 * 500) / 5
+
+
+def test_kv_over_time_begins_anew_at_each_reading() -> None:
+    """And says when there was nothing to read."""
+    kv = KvOverTime()
+    assert kv.read() is None
+    kv.passes(kv_tokens=0, answers=0, at_s=1.0)
+    kv.passes(kv_tokens=100, answers=1, at_s=2.0)
+    assert kv.read() == 100
+    assert kv.read() is None
+    kv.passes(kv_tokens=300, answers=1, at_s=3.0)
+    assert kv.read() == 300

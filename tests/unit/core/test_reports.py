@@ -73,6 +73,32 @@ def test_reports_teach_how_long_a_step_takes() -> None:
     assert rate.step_s(20_000) == pytest.approx(0.06)
 
 
+def test_a_rate_is_learned_with_the_kv_that_was_there_while_answers_grew() -> None:
+    """Not with what happens to be there at the report: a short job came and went in between.
+
+    With what was there at the report, both readings would lie at the long job's KV, and teach no
+    slope.
+    """
+    cluster = Cluster()
+    cluster.join("w1", load=Load(decode_tokens_s=50.0))
+    worker = cluster.scheduler._mind.fleet.workers["w1"]
+    long = only(Dispatch, cluster.hold(a_spec("long", prompt_tokens=9_950)))
+    cluster.first_token(long)
+    cluster.tick(1.0)
+    cluster.beat("w1", load=Load(decode_tokens_s=50.0))
+    alone = worker.decode_rate.kv_mean
+    short = only(Dispatch, cluster.hold(a_spec("short", prompt_tokens=4_950)))
+    cluster.first_token(short)
+    cluster.tick(0.5)
+    cluster.end(short)
+    cluster.tick(0.5)
+    assert worker.kv_over_time.answer_s == pytest.approx(1.0)
+    cluster.beat("w1", load=Load(decode_tokens_s=40.0))
+    # Two answers beside each other for half a second, then one for as long.
+    seen = worker.decode_rate
+    assert seen.kv_mean == pytest.approx((2 * alone + (2 * 15_000 + 10_000) / 3) / 3, rel=0.01)
+
+
 def test_reports_teach_how_much_kv_cache_jobs_share() -> None:
     """What an engine uses beyond what its listed jobs added was there before them."""
     cluster = Cluster()
