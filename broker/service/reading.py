@@ -203,7 +203,10 @@ def completed(job: Job, missing: frozenset[str], *, bytes_per_token: float) -> J
 def _checked(job: Job, address: JobAddress) -> Job:
     """Return a job that is what its subject says. Raises MalformedMessage."""
     if job.lane != address.lane or job.band != address.band or job.model != address.model:
-        message = f"the job says {(job.lane, job.band, job.model)}, its queue is {address}"
+        says = f"lane {job.lane}, band {job.band}, model {job.model}"
+        message = (
+            f"the job says {says}, its subject {address.lane}, {address.band}, {address.model}"
+        )
         raise MalformedMessage(message)
     if len(job.blocks) % HASH_BYTES or len(job.blocks) > BLOCKS_MAX * HASH_BYTES:
         message = f"{len(job.blocks)} bytes are no list of at most {BLOCKS_MAX} block hashes"

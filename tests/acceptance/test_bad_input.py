@@ -79,7 +79,8 @@ def _nested(name: str) -> bytes:
 MALFORMED = {
     "empty": (b"", "truncated"),
     "garbage": (b"\xc1\xff\x00 not msgpack", "malformed"),
-    "text": (b'{"model": "tiny", "messages": []}', "Expected `object`"),
+    "no job": (b'{"model": "tiny", "messages": []}', "missing required field"),
+    "text": (b"tell me a story", "Expected `object`"),
     "truncated": (encode(a_job("cut"))[:-20], "truncated"),
     "trailing bytes": (encode(a_job("more")) + b"\x00\x01", "trailing"),
     "a list": (msgspec.msgpack.encode([1, 2, 3]), "Expected `object`"),

@@ -25,7 +25,7 @@ BROKER_PLACES = {
     "order sent, answer not seen": "request:1:after:work.",
     "answered, caller not told": "publish:1:before:out.",
     "second order sent": "request:2:after:work.",
-    "a run ended, queue state not told": "publish:3:after:q.",
+    "a run ended, queue state not told": "publish:5:after:q.",
 }
 
 STARTING_PLACES = {

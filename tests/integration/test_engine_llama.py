@@ -238,7 +238,7 @@ async def test_stop_ends_the_process_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
-    assert await engine.ready() == Readiness(ready=False, detail="stopped")
+    assert await engine.ready() == Readiness(ready=False, detail="stopped", away=True)
     await engine.start()
     await until_ready(engine)
     assert engine.facts.incarnation == 2
