@@ -16,6 +16,7 @@ from broker.core.decisions import (
     DrainOrder,
     Resync,
 )
+from broker.core.decode_rate import Kinds
 from broker.core.endings import Endings
 from broker.core.events import JobSpec
 from broker.core.leases import Leases
@@ -45,6 +46,7 @@ class Reports:
         self._leases = leases
         self._retries = retries
         self._endings = endings
+        self._kinds = Kinds()
 
     def take(self, beat: Heartbeat) -> None:
         """Take a heartbeat."""
@@ -63,11 +65,25 @@ class Reports:
         for finished in beat.finished:
             self._endings.attempt_ended(worker.id, beat.incarnation, finished)
         self._compare(worker, beat)
-        _learn(worker, beat.load, at_s=self._mind.at_s)
+        self._learn(worker, beat.load)
         worker.forget_ended()
         self._mind.changed(worker, opened=opened)
         self._caches(worker, beat)
         self.look_for_drained(worker)
+
+    def _learn(self, worker: Worker, load: Load) -> None:
+        """Take what an engine says of its memory and speed, its list of jobs being compared."""
+        worker.passes(self._mind.at_s)
+        worker.learn_kv_use(load.kv_tokens_used)
+        kind = (worker.models, worker.slots, worker.kv_tokens_max)
+        if load.decode_tokens_s > 0:
+            kv_tokens = worker.kv_over_time.read()
+            if kv_tokens is None:
+                kv_tokens = worker.kv_tokens_in_use  # Its engine's page, before its first answers.
+            step_s = 1.0 / load.decode_tokens_s
+            worker.own_decode_rate.learn(kv_tokens=kv_tokens, step_s=step_s)
+            self._kinds.learn(kind, kv_tokens=kv_tokens, step_s=step_s)
+        worker.decode_rate = self._kinds.line(kind, worker.own_decode_rate)
 
     def look_for_drained(self, worker: Worker) -> None:
         """Say once that a draining worker is empty."""
@@ -262,17 +278,6 @@ def _capacity(worker: Worker) -> tuple[object, ...]:
         worker.breaker.takes_new,
         worker.kv_tokens_max,
     )
-
-
-def _learn(worker: Worker, load: Load, *, at_s: float) -> None:
-    """Take what an engine says of its memory and its speed, its list of jobs being compared."""
-    worker.passes(at_s)
-    worker.learn_kv_use(load.kv_tokens_used)
-    if load.decode_tokens_s > 0:
-        kv_tokens = worker.kv_over_time.read()
-        if kv_tokens is None:
-            kv_tokens = worker.kv_tokens_in_use  # An engine's own page, before its first answers.
-        worker.decode_rate.learn(kv_tokens=kv_tokens, step_s=1.0 / load.decode_tokens_s)
 
 
 def _faster(rate: float, *, was: float) -> bool:

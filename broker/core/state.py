@@ -112,6 +112,9 @@ class Worker:
     """KV cache that its engine uses beyond what its jobs add to it, by its last report: the cached
     prefixes that they hold."""
     decode_rate: DecodeRate = field(default_factory=DecodeRate)
+    """What its decode steps are taken to last."""
+    own_decode_rate: DecodeRate = field(default_factory=DecodeRate)
+    """The same, by its own reports alone."""
     kv_over_time: KvOverTime = field(default_factory=KvOverTime)
     token_gap: TokenGap = field(default_factory=TokenGap)
     sequence: int = -1

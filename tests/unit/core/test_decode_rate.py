@@ -5,10 +5,15 @@ import random
 import pytest
 
 from broker.core.decode_rate import (
+    APART_RATIO_MIN,
+    APART_REPORTS_MIN,
+    KIN_REPORTS,
+    KINDS_MAX,
     MEMORY_REPORTS,
     STEP_S_MAX,
     VARIATION_MIN,
     DecodeRate,
+    Kinds,
     KvOverTime,
 )
 
@@ -135,3 +140,53 @@ def test_kv_over_time_begins_anew_at_each_reading() -> None:
     assert kv.read() is None
     kv.passes(kv_tokens=300, answers=1, at_s=3.0)
     assert kv.read() == 300
+
+
+def of_kin(*reports: tuple[float, float]) -> Kinds:
+    """What workers of one kind, `gpu`, reported together."""
+    kinds = Kinds()
+    for kv_tokens, step_s in reports:
+        kinds.learn("gpu", kv_tokens=kv_tokens, step_s=step_s)
+    return kinds
+
+
+LINE = tuple((kv, on_a_line(kv)) for kv in (8_000, 12_000, 9_000, 11_000, 10_000))
+
+
+def test_a_worker_that_never_reported_is_as_its_kin() -> None:
+    """Its own kind's, not another's."""
+    kinds = of_kin(*LINE)
+    new = DecodeRate()
+    assert kinds.line("gpu", new).step_s(9_500) == pytest.approx(on_a_line(9_500))
+    assert kinds.line("other", new) is new
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_apart"), [(1.2, False), (0.85, False), (1.3, True), (0.7, True)]
+)
+def test_a_worker_stands_apart_where_that_is_plain(ratio: float, is_apart: bool) -> None:
+    """APART_RATIO_MIN either way, by its own reports at its own KV; slope and step alike."""
+    assert 1.2 < APART_RATIO_MIN < 1.3
+    kinds = of_kin(*LINE)
+    own = a_rate(*[(20_000, ratio * on_a_line(20_000))] * int(APART_REPORTS_MIN))
+    line = kinds.line("gpu", own)
+    factor = ratio if is_apart else 1.0
+    assert line.step_s(9_000) == pytest.approx(factor * on_a_line(9_000))
+    assert line.slope_s == pytest.approx(factor * 1e-6)
+
+
+def test_a_few_reports_set_nobody_apart() -> None:
+    """APART_REPORTS_MIN: the first ones are noise."""
+    own = a_rate(*[(10_000, 3 * on_a_line(10_000))] * (int(APART_REPORTS_MIN) - 1))
+    assert of_kin(*LINE).line("gpu", own).step_s(10_000) == pytest.approx(on_a_line(10_000))
+
+
+def test_kin_remember_longer_and_their_kinds_are_bounded() -> None:
+    """KIN_REPORTS weigh; beyond KINDS_MAX a kind stands for itself."""
+    kinds = of_kin(*[(10_000, 0.03)] * (int(KIN_REPORTS) + 10))
+    assert kinds.line("gpu", DecodeRate()).weight == KIN_REPORTS
+    for number in range(KINDS_MAX):
+        kinds.learn(number, kv_tokens=1.0, step_s=0.01)
+    own = DecodeRate()
+    assert kinds.line(KINDS_MAX - 2, own) is not own
+    assert kinds.line(KINDS_MAX - 1, own) is own

@@ -61,7 +61,8 @@ def test_reports_teach_how_long_a_step_takes() -> None:
     """
     cluster = Cluster()
     cluster.join("w1", load=Load(decode_tokens_s=50.0))
-    rate = cluster.scheduler._mind.fleet.workers["w1"].decode_rate
+    worker = cluster.scheduler._mind.fleet.workers["w1"]
+    rate = worker.own_decode_rate
     assert (rate.step_s(0), rate.slope_s) == (0.02, 0.0)
     cluster.beat("w1", load=Load())
     assert rate.weight == 1.0
@@ -71,6 +72,18 @@ def test_reports_teach_how_long_a_step_takes() -> None:
     cluster.beat("w1", load=Load(decode_tokens_s=25.0))
     assert rate.slope_s == pytest.approx(0.02 / 10_000)
     assert rate.step_s(20_000) == pytest.approx(0.06)
+    assert worker.decode_rate.step_s(20_000) == pytest.approx(0.06)
+
+
+def test_a_worker_that_joins_is_as_quick_as_its_kin() -> None:
+    """By the models, slots and KV cache that they say they have."""
+    cluster = Cluster()
+    cluster.join("w1", load=Load(kv_tokens_max=4000, decode_tokens_s=50.0))
+    cluster.join("w2", load=Load(kv_tokens_max=4000))
+    cluster.join("w3", load=Load(kv_tokens_max=9000))
+    workers = cluster.scheduler._mind.fleet.workers
+    steps_s = [workers[name].decode_rate.step_s(0) for name in ("w1", "w2", "w3")]
+    assert steps_s == [0.02, 0.02, 0.0]
 
 
 def test_a_rate_is_learned_with_the_kv_that_was_there_while_answers_grew() -> None:
@@ -86,7 +99,7 @@ def test_a_rate_is_learned_with_the_kv_that_was_there_while_answers_grew() -> No
     cluster.first_token(long)
     cluster.tick(1.0)
     cluster.beat("w1", load=Load(decode_tokens_s=50.0))
-    alone = worker.decode_rate.kv_mean
+    alone = worker.own_decode_rate.kv_mean
     short = only(Dispatch, cluster.hold(a_spec("short", prompt_tokens=4_950)))
     cluster.first_token(short)
     cluster.tick(0.5)
@@ -95,7 +108,7 @@ def test_a_rate_is_learned_with_the_kv_that_was_there_while_answers_grew() -> No
     assert worker.kv_over_time.answer_s == pytest.approx(1.0)
     cluster.beat("w1", load=Load(decode_tokens_s=40.0))
     # Two answers beside each other for half a second, then one for as long.
-    seen = worker.decode_rate
+    seen = worker.own_decode_rate
     assert seen.kv_mean == pytest.approx((2 * alone + (2 * 15_000 + 10_000) / 3) / 3, rel=0.01)
 
 
