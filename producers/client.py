@@ -20,7 +20,15 @@ from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, decode_out
 from broker.wire.control import CancelRequest, LaneCancelStep
 from broker.wire.ids import new_job_id, require_token
-from broker.wire.messages import Job, LaneOffer, LaneState, Reason, TerminalRecord
+from broker.wire.messages import (
+    Bundle,
+    Job,
+    LaneOffer,
+    LaneState,
+    OfOneJob,
+    Reason,
+    TerminalRecord,
+)
 from producers.config import ClientConfig, NatsLink
 from producers.door import Door
 from producers.errors import ClientClosed, ProducerError, Refused, Unreachable
@@ -380,13 +388,25 @@ class Client:
         return bool(sequence)
 
     def _on_out(self, message: Message) -> None:
-        """Hear of a job. Never blocks."""
-        ticket = self._tickets.get(message.subject.rpartition(".")[2])
+        """Hear of a job, or of several. Never blocks."""
+        try:
+            event = decode_out(message.data)
+        except MalformedMessage:
+            self.counts.garbage += 1
+            return
+        if isinstance(event, Bundle):
+            for tokens in event.tokens:
+                self._hear(tokens.job, tokens)
+        else:
+            self._hear(message.subject.rpartition(".")[2], event)
+
+    def _hear(self, job_id: str, event: OfOneJob) -> None:
+        ticket = self._tickets.get(job_id)
         if ticket is None:
             self.counts.strays += 1
             return
         try:
-            heard, record = ticket.hear(decode_out(message.data))
+            heard, record = ticket.hear(event)
         except MalformedMessage:
             self.counts.garbage += 1
             return

@@ -115,6 +115,7 @@ def build_job(
     hashes = block_hashes(
         text, seed=seed(model=model, adapter=adapter, scope=wish.cache_scope or lane)
     )
+    stream = parsed.get("stream") is True if wish.stream is None else wish.stream
     now_s = time.time()
     per_token = offer.bytes_per_token.get(model, BYTES_PER_TOKEN) if offer else BYTES_PER_TOKEN
     job = Job(
@@ -127,7 +128,7 @@ def build_job(
         endpoint=wish.endpoint,
         session=wish.session,
         adapter=adapter,
-        stream=parsed.get("stream") is True if wish.stream is None else wish.stream,
+        stream=stream,
         restart_visible=wish.restart_visible,
         submitted_at_s=now_s,
         deadline_at_s=None if wish.deadline_s is None else now_s + wish.deadline_s,
@@ -136,6 +137,7 @@ def build_job(
         blocks=pack_hashes(hashes),
         request_id=wish.request_id,
         api_key_name=wish.api_key_name,
+        reads_bundles=stream,
     )
     return _checked(job)
 

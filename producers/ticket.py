@@ -7,7 +7,7 @@ watchdog's.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +16,7 @@ from broker.wire.messages import (
     Attempt,
     End,
     Job,
-    OutEvent,
+    OfOneJob,
     Queued,
     Reason,
     Started,
@@ -81,6 +81,7 @@ class Ticket:
         "ended_unread",
         "job",
         "look_in_s",
+        "on_chunks",
         "record",
         "rejected",
         "rejected_at_s",
@@ -114,6 +115,9 @@ class Ticket:
         """Unix time of the last rejection that was waited out: its record is no news any more."""
         self.back_off_until_s = 0.0
         """Unix time until which a rejection may be answered by another try; 0 = never."""
+        self.on_chunks: Callable[[], bool] | None = None
+        """Called when there are new chunks; says whether it sees to them. If not, and without it,
+        who waits in `next_chunk` is woken, which costs more than a chunk itself."""
         self._owner = owner
         self._receipt: Queued | None = None
         self._changed = asyncio.Event()
@@ -219,9 +223,21 @@ class Ticket:
                 return chunk
             await self._news()
 
-    def ready_chunk(self) -> Chunk | None:
-        """Take the next piece that is here already; None when there is none now."""
-        return self._chunks.pop() if self._chunks is not None else None
+    def ready_chunk(self, *, plain: bool = False) -> Chunk | None:
+        """Take the next piece that is here already; None when there is none now.
+
+        `plain`: only one that goes on where the last one ended.
+        """
+        return self._chunks.pop(plain=plain) if self._chunks is not None else None
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether a piece is here that was not read."""
+        return self._chunks is not None and self._chunks.is_ready
+
+    def wake(self) -> None:
+        """Wake who waits in `next_chunk`: `on_chunks` can't see to what is here."""
+        self._changed.set()
 
     async def told(self) -> None:
         """Wait until it is known where the job stands: its place, its start or its end.
@@ -241,9 +257,13 @@ class Ticket:
 
     # ---- for the client that looks after it -----------------------------------------------------
 
-    def hear(self, event: OutEvent) -> tuple[Heard, TerminalRecord | None]:
+    def hear(self, event: OfOneJob) -> tuple[Heard, TerminalRecord | None]:
         """Take in one message of the job; say what it asks for. Raises MalformedMessage."""
         match event:
+            case Tokens():  # First, as they are the most.
+                self.state = TicketState.STARTED
+                if self._chunks is not None and self._chunks.add(event):
+                    self._tell_chunks()
             case Queued():
                 self._receipt = event
                 self.state = TicketState.QUEUED
@@ -254,10 +274,6 @@ class Ticket:
                     self.state = TicketState.STARTED
                     self.started_at_s = time.time()
                     self._changed.set()
-            case Tokens():
-                self.state = TicketState.STARTED
-                if self._chunks is not None and self._chunks.add(event):
-                    self._changed.set()
             case StoredEnd():
                 return Heard.LOOK, None
             case End(record=packed):
@@ -266,6 +282,10 @@ class Ticket:
                 other = record.reason is Reason.DUPLICATE or record.job != self.job_id
                 return (Heard.LOOK, None) if other else (Heard.RECORD, record)
         return Heard.NEWS, None
+
+    def _tell_chunks(self) -> None:
+        if self.on_chunks is None or not self.on_chunks():
+            self._changed.set()
 
     def link_lost(self) -> None:
         """Messages may have passed unheard."""

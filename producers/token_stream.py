@@ -7,14 +7,14 @@ answer, marked `whole`.
 """
 
 from collections import deque
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from broker.wire.messages import Attempt, Kind, TerminalRecord, Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of an answer."""
+class Chunk(Struct, frozen=True):
+    """A piece of an answer: a Struct, because one is made for each token."""
 
     data: bytes
     """One server-sent event's data (JSON) of the endpoint; of a `whole` chunk the endpoint's whole
@@ -64,6 +64,11 @@ class TokenStream:
         """Whether chunks of the current attempt are missing for good."""
         return self._lost
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the reader has something to read."""
+        return bool(self._ready)
+
     def add(self, tokens: Tokens) -> bool:
         """Take a chunk from the bus; say whether the reader has something new to read."""
         if self._attempt is None or tokens.attempt > self._attempt:
@@ -79,9 +84,12 @@ class TokenStream:
             self._append(early)
         return True
 
-    def pop(self) -> Chunk | None:
-        """Give the reader the next chunk; None when there is none now."""
-        if not self._ready:
+    def pop(self, *, plain: bool = False) -> Chunk | None:
+        """Give the reader the next chunk; None when there is none now.
+
+        `plain`: only one that goes on where the last one ended, no restart and no whole answer.
+        """
+        if not self._ready or (plain and (self._ready[0].restart or self._ready[0].whole)):
             return None
         chunk = self._ready.popleft()
         self._bytes -= len(chunk.data)

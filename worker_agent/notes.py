@@ -18,6 +18,7 @@ from broker.wire.messages import (
     Tokens,
     WorkerNote,
 )
+from worker_agent.bundles import Bundles
 from worker_agent.ledger import Running
 
 
@@ -29,6 +30,7 @@ class Notes:
         self._worker = worker
         self._incarnation = incarnation
         self._subject = subjects.worker_note(worker)
+        self._bundles = Bundles(self._send_tokens)
         self.counts: Counter[str] = Counter()
 
     async def first_token(self, running: Running) -> None:
@@ -51,13 +53,17 @@ class Notes:
         )
 
     async def tokens(self, running: Running, *, index: int, data: bytes) -> None:
-        """Pass some of the answer on to the caller."""
-        tokens = Tokens(job=running.job.id, attempt=running.attempt, index=index, data=data)
-        told = codec.encode_for(tokens, speaks_json=running.order.speaks_json)
-        await self._send(_out(running.job), told, what="tokens")
+        """Pass some of the answer on to the caller; by itself, or with others' of this turn."""
+        job, speaks_json = running.job, running.order.speaks_json
+        tokens = Tokens(job=job.id, attempt=running.attempt, index=index, data=data)
+        if job.reads_bundles and not speaks_json:
+            await self._bundles.add(job, tokens)
+        else:
+            await self._send_tokens(_out(job), codec.encode_for(tokens, speaks_json=speaks_json))
 
     async def end(self, job: Job, record: bytes, *, speaks_json: bool = False) -> None:
         """Tell the caller that its job ended: with the record, unless that is too large."""
+        await self._bundles.flush()  # Its last tokens come before.
         data = _end(job, record, speaks_json=speaks_json)
         if 0 < len(data) <= codec.MESSAGE_BYTES_MAX and await self._sent_whole(_out(job), data):
             return
@@ -75,6 +81,9 @@ class Notes:
 
     async def _note(self, note: WorkerNote) -> None:
         await self._send(self._subject, codec.encode(note), what="note")
+
+    async def _send_tokens(self, subject: str, data: bytes) -> None:
+        await self._send(subject, data, what="tokens")
 
     async def _send(self, subject: str, data: bytes, *, what: str) -> None:
         try:

@@ -91,6 +91,8 @@ class Job(Record, frozen=True, kw_only=True):
     request_id: ShortText = ""
     api_key_name: ShortText = ""
     """Who asked inside the lane, for its accounts: a name, never the secret."""
+    reads_bundles: bool = False
+    """The caller reads Bundles, on `subjects.out_bundles`: its tokens may come in these."""
 
 
 class Usage(Struct, frozen=True, array_like=True):
@@ -406,6 +408,12 @@ class Tokens(Record, frozen=True, kw_only=True, tag="tokens"):
     """One server-sent event's data (JSON) of the endpoint."""
 
 
+class Bundle(Record, frozen=True, kw_only=True, tag="bundle"):
+    """Tokens of several jobs of one caller that came at one moment; those of a job in order."""
+
+    tokens: tuple[Tokens, ...]
+
+
 class End(Record, frozen=True, kw_only=True, tag="end"):
     """The job ended, and this is its record (encoded TerminalRecord), the same that is stored."""
 
@@ -419,7 +427,8 @@ class StoredEnd(Record, frozen=True, kw_only=True, tag="stored"):
     job: Token
 
 
-OutEvent = Queued | Started | Tokens | End | StoredEnd
+OfOneJob = Queued | Started | Tokens | End | StoredEnd
+OutEvent = OfOneJob | Bundle
 
 
 # ---- leadership and queue state

@@ -114,6 +114,11 @@ def out(lane: str, client: str, job_id: str) -> str:
     return f"out.{lane}.{client}.{job_id}"
 
 
+def out_bundles(lane: str, client: str) -> str:
+    """Subject of tokens of several jobs of a client in one message: a name that no job can have."""
+    return f"out.{lane}.{client}.:tokens"
+
+
 def out_of_client(lane: str, client: str) -> str:
     """Wildcard under which a client hears of all its jobs."""
     return f"out.{lane}.{client}.*"

@@ -31,6 +31,7 @@ from broker.wire.ids import (
 from broker.wire.messages import (
     Abort,
     Attempt,
+    Bundle,
     Dispatch,
     End,
     Failure,
@@ -116,6 +117,10 @@ def test_tagged_messages_say_what_they_are() -> None:
     assert decode_out(encode(end)) == end
     tokens = Tokens(job="j", attempt=an_attempt(), index=0, data=b"{}")
     assert decode_out(encode(tokens)) == tokens
+    bundle = Bundle(tokens=(tokens, tokens))
+    packed = msgpack.unpackb(encode(tokens))
+    assert msgpack.unpackb(encode(bundle)) == {"type": "bundle", "tokens": [packed, packed]}
+    assert decode_out(encode(bundle)) == bundle
 
 
 @pytest.mark.parametrize(

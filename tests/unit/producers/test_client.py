@@ -10,11 +10,13 @@ from broker.bus.memory import MemoryBus
 from broker.wire import subjects
 from broker.wire.codec import encode
 from broker.wire.messages import (
+    Bundle,
     Job,
     Kind,
     LaneOffer,
     QueueState,
     Reason,
+    Tokens,
 )
 from producers.client import Client
 from producers.config import ClientConfig
@@ -30,7 +32,7 @@ from producers.errors import (
 from producers.ticket import TicketState
 from tests.builders import LANE, MODEL, a_chat_body
 from tests.lanes import QUICK, a_lane, link_of, listeners_of
-from tests.responder import Responder, a_rejection, an_answer
+from tests.responder import ATTEMPT, Responder, a_rejection, an_answer
 
 
 async def test_a_submitted_job_gives_its_record() -> None:
@@ -334,3 +336,33 @@ async def test_a_thousand_jobs_at_once_end_once_each() -> None:
 
 async def _result_of(client: Client, number: int) -> Any:
     return await (await client.submit(a_chat_body(), job_id=f"job-{number}")).result(20)
+
+
+async def test_a_bundle_is_heard_by_each_of_its_jobs() -> None:
+    """Tokens of several jobs in one message; those of a job that is not ours are strays."""
+    async with a_lane() as (client, responder):
+        responder.may_run.clear()
+        tickets = [await client.submit(a_chat_body(stream=True)) for _ in range(2)]
+        pieces = [
+            Tokens(job=job_id, attempt=ATTEMPT, index=index, data=f"{job_id} {index}".encode())
+            for index in range(2)
+            for job_id in (*(ticket.job_id for ticket in tickets), "nobody")
+        ]
+        subject = subjects.out_bundles(client.lane, client.client_id)
+        await responder.bus.publish(subject, encode(Bundle(tokens=tuple(pieces))))
+        for ticket in tickets:
+            got = [await ticket.next_chunk() for _ in range(2)]
+            assert [chunk.data.decode() for chunk in got if chunk] == [
+                f"{ticket.job_id} 0",
+                f"{ticket.job_id} 1",
+            ]
+        assert client.counts.strays == 2
+        responder.may_run.set()
+
+
+async def test_only_jobs_that_stream_ask_for_bundles() -> None:
+    """Others have no tokens."""
+    async with a_lane() as (client, responder):
+        for stream in (True, False):
+            await (await client.submit(a_chat_body(stream=stream))).result(5)
+        assert [job.reads_bundles for job in responder.seen] == [True, False]

@@ -25,6 +25,7 @@ from producers.ticket import Ticket, TicketState
 from tests.builders import LANE, MODEL, a_chat_body
 from tests.lanes import QUICK, a_lane
 from tests.responder import ATTEMPT, Responder, a_record, a_rejection
+from tests.turns import until
 
 
 def a_piece(index: int, *, attempt: Attempt = ATTEMPT, job: str = "job-1") -> Tokens:
@@ -185,3 +186,46 @@ async def test_a_slow_reader_gets_the_whole_answer_at_the_end() -> None:
         got = [chunk async for chunk in ticket.stream()]
         assert [chunk.index for chunk in got[:-1]] == list(range(10))
         assert got[-1].whole
+
+
+async def test_chunks_are_told_to_whoever_sees_to_them() -> None:
+    """`on_chunks`: while it says that it does, nobody is woken; once it doesn't, the waiter is."""
+    async with a_lane() as (client, responder):
+        responder.may_run.clear()
+        ticket = await client.submit(a_chat_body(stream=True))
+        seen: list[bytes] = []
+        left = [True, True, False]
+
+        def take() -> bool:
+            if not (takes := left.pop(0)):
+                return False
+            chunk = ticket.ready_chunk(plain=True)
+            assert chunk is not None
+            seen.append(chunk.data)
+            return takes
+
+        ticket.on_chunks = take
+        waiting = asyncio.create_task(ticket.next_chunk())
+        for index in range(3):
+            await responder.say(ticket.job, a_piece(index, job=ticket.job_id))
+        chunk = await waiting
+        assert chunk is not None
+        assert (seen, chunk.data, left) == ([b"0", b"1"], b"2", [])
+        responder.may_run.set()
+
+
+async def test_a_restart_is_not_plain() -> None:
+    """Who may only go on with what was read before has to leave it."""
+    async with a_lane() as (client, responder):
+        responder.may_run.clear()
+        ticket = await client.submit(a_chat_body(stream=True))
+        await responder.say(ticket.job, a_piece(0, job=ticket.job_id))
+        assert await ticket.next_chunk() is not None
+        later = Attempt(ATTEMPT.epoch, ATTEMPT.number + 1)
+        await responder.say(ticket.job, a_piece(0, attempt=later, job=ticket.job_id))
+        await until(lambda: ticket.has_chunks)
+        assert ticket.ready_chunk(plain=True) is None
+        chunk = ticket.ready_chunk()
+        assert chunk is not None
+        assert chunk.restart
+        responder.may_run.set()
