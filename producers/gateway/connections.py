@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.http import StreamWriter
 
 from producers.gateway.errors import ApiError, overloaded
 from producers.gateway.gateway import Gateway
@@ -104,6 +105,25 @@ class Connection(web.RequestHandler):
         return ApiError(
             known, "malformed_request", f"The request can't be read: {first}"
         ).response()
+
+
+def can_write(request: web.Request) -> bool:
+    """Say whether what is written to an answer leaves at once: its reader is there, and reads."""
+    transport = request.transport
+    return (
+        transport is not None and not transport.is_closing() and not request.protocol.writing_paused
+    )
+
+
+def write_now(request: web.Request, data: bytes) -> None:
+    """Write to an answer that has begun, without waiting; only where `can_write`."""
+    writing = cast("StreamWriter", request.writer).write(data, drain=False)
+    # Without a drain nothing in it waits, so it runs to its end here.
+    with suppress(StopIteration):
+        writing.send(None)
+        writing.close()
+        message = "a write that doesn't drain has waited"
+        raise AssertionError(message)
 
 
 class _Refusal(asyncio.Protocol):

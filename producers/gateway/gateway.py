@@ -15,6 +15,7 @@ from producers.gateway.bodies import Bodies
 from producers.gateway.config import GatewayConfig
 from producers.gateway.lanes import LaneClients
 from producers.gateway.metrics import GatewayMetrics
+from producers.gateway.turn import Turn
 
 _log = structlog.get_logger(__name__)
 
@@ -66,6 +67,7 @@ class Gateway:
         """Requests."""
         self.errands = UnderWay()
         """What `do` does. An errand ends by itself; what goes on for ever has a task of its own."""
+        self.turn = Turn()
         self.streams = 0
         """Streamed answers under way."""
         self.connections: Callable[[], int] = lambda: 0

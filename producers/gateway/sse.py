@@ -8,6 +8,7 @@ goes out as one last piece: so a reader never gets a word twice, or one too few.
 from collections.abc import Mapping
 from typing import cast
 
+import msgspec
 import orjson
 
 from broker.wire.messages import Attempt
@@ -33,6 +34,23 @@ class CantContinue(Exception):
     """The rest of an answer can't be told from what was sent; the text says why."""
 
 
+class _Choice(msgspec.Struct):
+    """What is looked at of a choice in a piece; the rest is skipped unread."""
+
+    index: int = 0
+    delta: dict[str, object] | None = None
+    text: str | None = None
+
+
+class _Piece(msgspec.Struct):
+    """A piece as nearly all are."""
+
+    choices: list[_Choice] = []
+
+
+_pieces = msgspec.json.Decoder(_Piece)
+
+
 class Relay:
     """One streamed answer on its way to its reader."""
 
@@ -55,12 +73,17 @@ class Relay:
             raise CantContinue(message)
         self._attempt = chunk.attempt
         self._events += 1
-        parsed = _parsed(chunk.data)
+        data = chunk.data
         if self._endpoint == RESPONSES:
-            return _named(parsed.get("type"), chunk.data)
-        for choice in _objects(parsed.get("choices")):
-            self._note(choice)
-        return _data(chunk.data)
+            return _named(_parsed(data).get("type"), data)
+        try:
+            choices = _pieces.decode(data).choices
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._note_odd(data)
+        else:
+            for choice in choices:
+                self._note(choice.index, choice.delta, choice.text)
+        return _data(data)
 
     def done(self) -> bytes:
         """Return what ends the stream of a completed answer."""
@@ -75,11 +98,14 @@ class Relay:
         told = {**fields, "type": "error", "sequence_number": self._events, "error": fields}
         return _named("error", orjson.dumps(told))
 
-    def _note(self, choice: Json) -> None:
+    def _note(self, index: int, delta: Mapping[str, object] | None, text: str | None) -> None:
         """Remember how much of a choice was sent."""
-        sent = self._sent.setdefault(_index(choice), {})
-        delta = choice.get("delta") if self._endpoint == CHAT else choice
-        for name, value in _fields(delta):
+        sent = self._sent.get(index)
+        if sent is None:
+            sent = self._sent[index] = {}
+        if text is not None:
+            sent["text"] = sent.get("text", 0) + len(text)
+        for name, value in delta.items() if delta is not None else ():
             if isinstance(value, str):
                 sent[name] = sent.get(name, 0) + len(value)
             elif name == "tool_calls":
@@ -87,6 +113,13 @@ class Relay:
                     self._note_call(sent, call)
             elif value is not None:
                 sent[name] = 1
+
+    def _note_odd(self, data: bytes) -> None:
+        """Remember as much as can be made out of a piece that is not as it should be."""
+        for choice in _objects(_parsed(data).get("choices")):
+            text = choice.get("text")
+            delta = dict(_fields(choice.get("delta")))
+            self._note(_index(choice), delta, text if isinstance(text, str) else None)
 
     @staticmethod
     def _note_call(sent: dict[str, int], call: Json) -> None:

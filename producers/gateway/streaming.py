@@ -4,6 +4,10 @@ Until the first piece there is no status yet, so what fails before has one of it
 waits for long begins with comments instead, and what fails then is an event. While a slow reader
 takes nothing, his pieces wait within `stream_bytes_max`; beyond, the rest comes at the end in one
 piece. One who takes nothing for `write_s_max` is cut off by his connection.
+
+Once an answer has begun, its pieces are written at the end of the turn in which they are heard: no
+task wakes for them, which would cost more than all the rest, and what was heard together is one
+write. Whatever is not plain (a slow reader, a restart, the end) is the task's.
 """
 
 import asyncio
@@ -14,6 +18,7 @@ from broker.wire.messages import Kind
 from producers.errors import ProducerError, ResultTimeout
 from producers.gateway import headers
 from producers.gateway.asking import Held, Question
+from producers.gateway.connections import can_write, write_now
 from producers.gateway.errors import ApiError, of_producer, of_record
 from producers.gateway.gateway import Gateway
 from producers.gateway.sse import CONTENT_TYPE, WAITING, CantContinue, Relay
@@ -45,6 +50,12 @@ class Streamed:
         self._relay = Relay(question.endpoint, usage_asked=question.usage_asked)
         self._arrived_at_s = arrived_at_s
         self._response: web.StreamResponse | None = None
+        self._sent_at_s = arrived_at_s
+        """By the loop's clock."""
+        self._waits = False
+        """The task waits for a piece: nothing is under way to the reader but what was written."""
+        self._is_due = False
+        """Pieces are written at the end of this turn."""
 
     async def answer(self) -> web.StreamResponse:
         """Stream the answer to its end. Raises ApiError, ProducerError before it has begun."""
@@ -69,19 +80,54 @@ class Streamed:
 
     async def _pass_on(self) -> None:
         """Send piece by piece, until the job has ended."""
-        while True:
-            try:
-                async with asyncio.timeout(self._config.stream_silence_s):
-                    chunk = await self._next()
-            except TimeoutError:
-                await self._write(WAITING)
-                continue
-            if chunk is None:
-                return
-            if self._response is None:
-                since_s = asyncio.get_running_loop().time() - self._arrived_at_s
-                self._gateway.metrics.ttft_s.observe(since_s)
-            await self._send(chunk)
+        loop = asyncio.get_running_loop()
+        silence_s = self._config.stream_silence_s
+        self._sent_at_s = loop.time()
+        self._ticket.on_chunks = self._heard if self._may_stream else None
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(self._sent_at_s + silence_s):
+                        chunk = await self._next()
+                except TimeoutError:
+                    if self._sent_at_s + silence_s <= loop.time():
+                        await self._write(WAITING)
+                    continue
+                if chunk is None:
+                    return
+                if self._response is None:
+                    self._gateway.metrics.ttft_s.observe(loop.time() - self._arrived_at_s)
+                await self._send(chunk)
+        finally:
+            if self._may_stream:
+                self._ticket.on_chunks = None
+
+    def _heard(self) -> bool:
+        """Hear that there are pieces; say whether they are seen to without the task."""
+        if not self._waits or self._response is None:
+            return False
+        if not self._is_due:
+            self._is_due = True
+            self._gateway.turn.at_end(self._write_due)
+        return True
+
+    def _write_due(self) -> None:
+        """Write what was heard in this turn, if the task still waits; wake it for what is left."""
+        self._is_due = False
+        if not self._waits:
+            return
+        events: list[bytes] = []
+        if can_write(self._request):
+            while len(events) < CHUNKS_AT_ONCE:
+                chunk = self._ticket.ready_chunk(plain=True)
+                if chunk is None:
+                    break
+                events.append(self._relay.event(chunk))
+        if events:
+            write_now(self._request, events[0] if len(events) == 1 else b"".join(events))
+            self._sent_at_s = asyncio.get_running_loop().time()
+        if self._ticket.has_chunks:
+            self._ticket.wake()
 
     async def _send(self, first: Chunk) -> None:
         """Send a piece, and with it what else is here by now: one write instead of many."""
@@ -99,7 +145,11 @@ class Streamed:
     async def _next(self) -> Chunk | None:
         """Wait for the next piece; None at the job's end."""
         if self._may_stream:
-            return await self._ticket.next_chunk()
+            self._waits = True
+            try:
+                return await self._ticket.next_chunk()
+            finally:
+                self._waits = False
         # Another reader has the pieces.
         record = await self._ticket.result()
         if self._relay.caught_up or record.kind is not Kind.COMPLETED:
@@ -142,3 +192,4 @@ class Streamed:
         response = await self._open()
         if data:
             await response.write(data)
+            self._sent_at_s = asyncio.get_running_loop().time()

@@ -47,6 +47,13 @@ def text_of(answer: dict[str, Any]) -> str:
     return choice["message"]["content"] if "message" in choice else choice["text"]
 
 
+def a_completion(text: str) -> bytes:
+    """A chat answer in one piece."""
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return orjson.dumps({"id": "x", "object": "chat.completion", "choices": [choice]})
+
+
 def events_of(raw: bytes) -> list[tuple[str, Any]]:
     """The events of a stream: name and data."""
     found: list[tuple[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Who leaves, who comes late, who reads slowly, and what becomes of their jobs."""
+"""Who leaves, who comes late, and what becomes of their jobs."""
 
 import asyncio
 from pathlib import Path
@@ -8,16 +8,21 @@ import aiohttp
 import orjson
 import pytest
 
-from broker.wire.messages import Kind, Reason, Started, Tokens
+from broker.wire.messages import Kind, Reason, Started
 from producers.gateway.asking import RERUNS_MAX
-from producers.gateway.streaming import CHUNKS_AT_ONCE
 from tests.agents import ScriptedEngine, an_answer
 from tests.builders import LANE
 from tests.clusters import a_chat
-from tests.gateways import AUTH, Front, a_front
-from tests.responder import ATTEMPT, a_record
+from tests.gateways import Front, a_front
+from tests.responder import ATTEMPT
 from tests.turns import until
-from tests.unit.producers.gateway.test_generate import CHAT, a_whole, events_of, streamed_text
+from tests.unit.producers.gateway.test_generate import (
+    CHAT,
+    a_completion,
+    a_whole,
+    events_of,
+    streamed_text,
+)
 from worker_agent.engine.base import Chunk, EngineDisconnected
 
 LEFT_S_MAX = 1.0
@@ -32,12 +37,6 @@ def _named(number: int) -> dict[str, str]:
 def _piece(text: str, **fields: Any) -> Chunk:
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
     return Chunk(data=orjson.dumps({"choices": [choice]}), output_tokens=1, **fields)
-
-
-def _whole(text: str) -> bytes:
-    message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    return orjson.dumps({"id": "x", "object": "chat.completion", "choices": [choice]})
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -88,7 +87,7 @@ async def test_a_client_that_leaves_the_queue(tmp_path: Path) -> None:
         second.cancel()
         async with asyncio.timeout(LEFT_S_MAX):
             await until(lambda: _has_record(cluster, "job-2"))
-        engine.say("job-1", an_answer(_whole("hi").decode()))
+        engine.say("job-1", an_answer(a_completion("hi").decode()))
         assert (await first)[0] == 200
         assert "job-2" not in engine.requests
 
@@ -149,13 +148,13 @@ async def test_the_last_of_two_callers_cancels(tmp_path: Path) -> None:
         await until(lambda: front.gateway.under_way.count == 2)
         first.cancel()
         await until(lambda: front.gateway.under_way.count == 1)
-        engine.say("job-1", an_answer(_whole("hi").decode()))
+        engine.say("job-1", an_answer(a_completion("hi").decode()))
         status, answer = await second
         assert (status, answer["choices"][0]["message"]["content"]) == (200, "hi")
         assert engine.aborted == []
 
 
-async def test_a_second_reader_of_a_stream_gets_it_whole(tmp_path: Path) -> None:
+async def test_a_second_reader_of_a_stream_gets_ita_completion(tmp_path: Path) -> None:
     """Pieces can be given once; the other reader gets the answer when it is whole."""
     engine = ScriptedEngine()
     async with a_whole(tmp_path, cluster={"engine": engine}) as (front, _):
@@ -170,7 +169,7 @@ async def test_a_second_reader_of_a_stream_gets_it_whole(tmp_path: Path) -> None
         await until(lambda: "job-1" in engine.running)
         readers.append(asyncio.create_task(read()))
         await until(lambda: front.gateway.streams == 2)
-        engine.say("job-1", _piece("a"), _piece("b"), an_answer(_whole("ab").decode()))
+        engine.say("job-1", _piece("a"), _piece("b"), an_answer(a_completion("ab").decode()))
         first, second = await asyncio.gather(*readers)
     assert (streamed_text(first), len(first)) == ("ab", 3)
     assert (streamed_text(second), len(second)) == ("ab", 2)
@@ -210,7 +209,7 @@ async def test_a_key_whose_caller_left_is_run_anew(tmp_path: Path) -> None:
         await until(lambda: "one" in engine.running)
         asking.cancel()
         await until(lambda: engine.aborted == ["one"])
-        engine.say("two", an_answer(_whole("hi").decode()))
+        engine.say("two", an_answer(a_completion("hi").decode()))
         again = {**key, "X-Request-Id": "r.two"}
         status, _, told = await front.ask_all(CHAT, a_chat(), headers=again)
     assert status == 200
@@ -231,39 +230,6 @@ async def test_a_key_is_not_run_anew_for_ever() -> None:
             expected = "cancelled" if number < RERUNS_MAX else "idempotency_conflict"
             assert (status, told["error"]["code"]) == (409, expected)
         assert len(played.seen) == RERUNS_MAX
-
-
-async def test_a_stream_that_takes_too_long() -> None:
-    """`answer_s_max`: once it has begun, an error event; its job is given up."""
-    async with a_front(answer_s_max=0.2, stream_silence_s=0.02) as (front, played):
-        played.may_run.clear()
-        async with front.session.post(CHAT, json=a_chat(stream=True)) as answer:
-            raw = await answer.read()
-        (event,) = events_of(raw)
-        assert event[1]["error"]["code"] == "answer_timeout"
-        await until(lambda: bool(played.cancelled))
-        played.may_run.set()
-
-
-async def test_pieces_that_piled_up_go_out_in_order() -> None:
-    """More than CHUNKS_AT_ONCE at once: all of them, each once."""
-    count = 3 * CHUNKS_AT_ONCE + 1
-    async with a_front() as (front, played):
-        played.chunks = lambda job: _numbered(job, count)
-        played.answer = lambda job: a_record(job, body=_whole("".join(map(str, range(count)))))
-        async with front.session.post(CHAT, json=a_chat(stream=True)) as answer:
-            events = events_of(await answer.read())
-    assert streamed_text(events) == "".join(map(str, range(count)))
-    assert len(events) == count + 1
-
-
-def _numbered(job: Any, count: int) -> list[Tokens]:
-    made: list[Tokens] = []
-    for index in range(count):
-        choice = {"index": 0, "delta": {"content": str(index)}, "finish_reason": None}
-        data = orjson.dumps({"choices": [choice]})
-        made.append(Tokens(job=job.id, attempt=ATTEMPT, index=index, data=data))
-    return made
 
 
 async def test_a_job_that_was_cancelled_by_its_id_stays_so() -> None:
@@ -289,93 +255,6 @@ async def test_a_worker_lost_in_the_midst_of_a_stream(tmp_path: Path) -> None:
     error = told["error"]
     assert error["code"] in ("worker_lost", "engine_failed")
     assert set(error) == {"message", "type", "param", "code"}
-
-
-def _tokens(job: Any, count: int, size: int) -> list[Tokens]:
-    choice = {"index": 0, "delta": {"content": "x" * size}, "finish_reason": None}
-    data = orjson.dumps({"choices": [choice]})
-    return [Tokens(job=job.id, attempt=ATTEMPT, index=i, data=data) for i in range(count)]
-
-
-async def _slow_stream(front: Front) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Ask for a stream and read none of it."""
-    host, port = front.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
-    body = orjson.dumps(a_chat(stream=True))
-    lines = [
-        f"POST {CHAT} HTTP/1.1",
-        "Host: x",
-        f"Authorization: {AUTH['Authorization']}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        "",
-        "",
-    ]
-    writer.write("\r\n".join(lines).encode() + body)
-    return reader, writer
-
-
-SIZE, COUNT = 4000, 4000
-
-
-async def test_a_slow_reader_gets_all_of_it_in_bounded_memory() -> None:
-    """What waits for him is at most `stream_bytes_max`; the rest comes in one piece at the end."""
-    text = "x" * SIZE * 1500
-    async with a_front(stream_bytes_max=100_000) as (front, played):
-        played.chunks = lambda job: _tokens(job, 1500, SIZE)
-        played.answer = lambda job: _completed(job, text)
-        reader, writer = await _slow_stream(front)
-        client = await front.gateway.lanes.of(LANE)
-        await until(lambda: client.counts.ended == 1)
-        assert front.gateway.streams == 1, "he has not read it yet"
-        raw = await asyncio.wait_for(_to_the_end(reader), 20)
-        writer.close()
-        counts = front.gateway.expose().decode()
-    assert len(streamed_text(events_of(raw))) == len(text)
-    assert raw.endswith(b"data: [DONE]\n\n")
-    assert "inferlane_gateway_caught_up_total 1.0" in counts
-
-
-def _completed(job: Any, text: str) -> Any:
-    return a_record(job, body=_whole(text))
-
-
-async def _to_the_end(reader: asyncio.StreamReader) -> bytes:
-    """Read a chunked answer's body."""
-    while (await reader.readline()) != b"\r\n":
-        pass
-    body = b""
-    while size := int(await reader.readline(), 16):
-        body += await reader.readexactly(size)
-        await reader.readline()
-    return body
-
-
-async def test_a_reader_who_takes_nothing_is_gone() -> None:
-    """`write_s_max`: his connection is cut, and he holds nothing any more."""
-    async with a_front(write_s_max=0.05) as (front, played):
-        played.chunks = lambda job: _tokens(job, 1500, SIZE)
-        played.answer = lambda job: _completed(job, "x" * SIZE * 1500)
-        _, writer = await _slow_stream(front)
-        await until(lambda: front.gateway.streams == 1)
-        await until(lambda: front.gateway.streams == 0)
-        await until(lambda: front.listener._connections() == 0)
-        writer.close()
-        assert front.gateway.bodies.held_bytes == 0
-
-
-async def test_a_silent_stream_says_that_it_lives() -> None:
-    """`stream_silence_s`: comments, which readers pass over; a later rejection is an event."""
-    async with a_front(stream_silence_s=0.02) as (front, played):
-        played.may_run.clear()
-        async with front.session.post(CHAT, json=a_chat(stream=True)) as answer:
-            assert answer.status == 200
-            assert await answer.content.readline() == b": waiting\n"
-            played.cancelled.add(answer.headers["X-Inferlane-Job-Id"])
-            played.may_run.set()
-            raw = await answer.read()
-    (event,) = events_of(raw.lstrip(b"\n"))
-    assert event[1]["error"]["code"] == "cancelled"
 
 
 async def test_one_stream_too_many() -> None:
@@ -410,7 +289,7 @@ async def test_stopping_lets_streams_end(tmp_path: Path) -> None:
             with pytest.raises(aiohttp.ClientError):
                 async with aiohttp.ClientSession() as other, other.get(f"{front.url}/healthz"):
                     pass
-            engine.say("job-1", _piece("b"), an_answer(_whole("ab").decode()))
+            engine.say("job-1", _piece("b"), an_answer(a_completion("ab").decode()))
             assert (await answer.read()).endswith(b"data: [DONE]\n\n")
             await stopping
         assert engine.aborted == []
