@@ -315,10 +315,14 @@ class Stage(Lane):
         """... and that of its heartbeats."""
 
     def stalls_at(self, job_id: str) -> float:
-        """When a running attempt's scope ends, on the loop's clock."""
-        ends_at = self.agent._supervisor._watches[job_key(LANE, job_id)].scope.when()
-        assert ends_at is not None
-        return ends_at
+        """When a running attempt has stalled, on the loop's clock, unless a token comes."""
+        return self.agent._supervisor._watches[job_key(LANE, job_id)].limit_ends_tick_s
+
+    def looks_at(self, job_id: str) -> float:
+        """When an attempt's limits are looked at next, on the loop's clock."""
+        look = self.agent._supervisor._watches[job_key(LANE, job_id)].look
+        assert look is not None
+        return look.when()
 
     async def acknowledged(self) -> None:
         """Wait until no record waits for its ack."""

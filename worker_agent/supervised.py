@@ -1,18 +1,20 @@
 """Runs one job on the engine until its answer, an error, a limit or an order to stop.
 
-One cancel scope serves them all. Its deadline is the nearest of the stall, the run time and the
-job's own deadline, moved at each new token; an order to stop moves it to now. What is cut short is
+One cancel scope serves them all: it ends at the nearest of the stall, the run time and the job's
+own deadline, and an order to stop ends it now. Each new token moves the stall, so that is only
+noted; whether a limit was really reached is looked at when one was due. What is cut short is
 aborted in the engine.
 """
 
 import asyncio
+import math
 from asyncio import to_thread
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from broker.wire.messages import Reason, Usage
+from broker.wire.messages import Attempt, Reason, Usage
 from broker.wire.prefix import BLOCKS_MAX, unpack_hashes
 from worker_agent.cache_model import CacheModel
 from worker_agent.engine.base import (
@@ -41,6 +43,9 @@ CHECK_STALL_RATIO = 0.5
 """Of an order's `stall_s`, as much may pass before the engine is asked. The broker counts a stall
 from the order on, and charges it to the worker, which can do nothing for a server that is away."""
 
+_Name = tuple[str, Attempt]
+"""Of an attempt: its job's key, and which run."""
+
 Verdict = Standing | Completed | EngineError | Stop
 
 
@@ -51,7 +56,13 @@ class _Watch:
     scope: asyncio.Timeout
     run_ends_tick_s: float
     """Of the loop's clock."""
+    limit_ends_tick_s: float = math.inf
+    """Of what `limit_reason` stands for: moved on by each sign of progress."""
+    limit_reason: Reason = Reason.HANDED_BACK
     reason: Reason = Reason.HANDED_BACK
+    """Why the scope ended."""
+    look: asyncio.TimerHandle | None = None
+    """The next look at the limits: never after the nearest of them."""
 
 
 class Supervisor:
@@ -102,6 +113,8 @@ class Supervisor:
                 return EngineFailed(f"the engine client timed out: {error!r}")
             return running.stop or Stop(watch.reason)
         finally:
+            if watch.look is not None:
+                watch.look.cancel()
             self._watches.pop(running.key, None)
 
     def stop(self, running: Running, stop: Stop) -> None:
@@ -130,7 +143,7 @@ class Supervisor:
         self._gaps.began(name)
         usage: Usage | None = None
         try:
-            answer = await self._ask(running, watch, chain)
+            answer = await self._ask(name, running, watch, chain)
             usage = answer.usage
         finally:
             self._gaps.ended(name, at_s=asyncio.get_running_loop().time())
@@ -138,7 +151,9 @@ class Supervisor:
             self._cache.end(name, at_s=self._now_s(), usage=usage, cached_tokens=cached_tokens)
         return answer
 
-    async def _ask(self, running: Running, watch: _Watch, chain: Sequence[int]) -> Completed:
+    async def _ask(
+        self, name: _Name, running: Running, watch: _Watch, chain: Sequence[int]
+    ) -> Completed:
         self._arm(running, watch, limit_s=running.order.stall_s, reason=Reason.STALLED)
         request = await self._request(running)
         if self._kv_events is not None:
@@ -151,42 +166,60 @@ class Supervisor:
                     if output.cached_tokens is not None:
                         running.cached_tokens = output.cached_tokens
                     return output
-                await self._progress(running, watch, output, chain)
+                if self._progress(name, running, watch, output):
+                    await self._first_token(name, running, chain)
                 if output.data and running.job.stream:
                     await self._notes.tokens(running, index=index, data=output.data)
                     index += 1
         message = "the engine's answer ended without a result"
         raise EngineGarbage(message)
 
-    async def _progress(
-        self, running: Running, watch: _Watch, chunk: Chunk, chain: Sequence[int]
-    ) -> None:
+    def _progress(self, name: _Name, running: Running, watch: _Watch, chunk: Chunk) -> bool:
+        """Take note of a chunk; say whether it has the first token."""
         if chunk.cached_tokens is not None:
             running.cached_tokens = chunk.cached_tokens
         if chunk.output_tokens <= running.output_tokens:
-            return
+            return False
         running.output_tokens = chunk.output_tokens
-        name, tick_s = (running.key, running.attempt), asyncio.get_running_loop().time()
+        tick_s = asyncio.get_running_loop().time()
         self._gaps.came(name, tokens=chunk.output_tokens, at_s=tick_s)
-        self._arm(running, watch, limit_s=running.order.stall_s, reason=Reason.STALLED)
-        if not running.first_token_at_s:
-            running.first_token_at_s = self._now_s()
-            self._cache.prefilled(name, at_s=running.first_token_at_s)
-            if self._kv_events is not None:
-                self._kv_events.prefilled(chain)
-            await self._notes.first_token(running)
+        watch.limit_ends_tick_s = tick_s + running.order.stall_s
+        return not running.first_token_at_s
+
+    async def _first_token(self, name: _Name, running: Running, chain: Sequence[int]) -> None:
+        running.first_token_at_s = self._now_s()
+        self._cache.prefilled(name, at_s=running.first_token_at_s)
+        if self._kv_events is not None:
+            self._kv_events.prefilled(chain)
+        await self._notes.first_token(running)
 
     def _arm(self, running: Running, watch: _Watch, *, limit_s: float, reason: Reason) -> None:
-        """Move the scope's end to the nearest of `limit_s` from now, run time and deadline."""
+        """Let the scope end at the nearest of `limit_s` from now, run time and deadline."""
+        watch.limit_ends_tick_s = asyncio.get_running_loop().time() + limit_s
+        watch.limit_reason = reason
+        self._look(running, watch)
+
+    def _look(self, running: Running, watch: _Watch) -> None:
+        """End the scope if a limit is reached; else look again when the nearest one is due."""
+        if watch.look is not None:
+            watch.look.cancel()
         if running.stop is not None or watch.scope.expired():
             return
-        tick_s = asyncio.get_running_loop().time()
-        limits = [(tick_s + limit_s, reason), (watch.run_ends_tick_s, Reason.RUN_TIME_EXCEEDED)]
+        loop = asyncio.get_running_loop()
+        tick_s = loop.time()
+        limits = [
+            (watch.limit_ends_tick_s, watch.limit_reason),
+            (watch.run_ends_tick_s, Reason.RUN_TIME_EXCEEDED),
+        ]
         if running.job.deadline_at_s is not None:
             left_s = running.job.deadline_at_s - self._now_s()
             limits.append((tick_s + left_s, Reason.DEADLINE_EXPIRED))
-        ends_tick_s, watch.reason = min(limits, key=lambda limit: limit[0])
-        watch.scope.reschedule(ends_tick_s)
+        ends_tick_s, reason = min(limits, key=lambda limit: limit[0])
+        if ends_tick_s <= tick_s:
+            watch.reason = reason
+            watch.scope.reschedule(tick_s)
+        else:
+            watch.look = loop.call_at(ends_tick_s, self._look, running, watch)
 
     def _is_late(self, running: Running) -> bool:
         deadline_at_s = running.job.deadline_at_s

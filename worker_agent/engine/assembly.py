@@ -68,8 +68,14 @@ class ChoicesAssembly:
         if not isinstance(choices, list):
             message = "a chunk of the stream has no choices"
             raise EngineGarbage(message)
-        self._top.update((k, v) for k, v in event.items() if k != "choices" and v is not None)
-        return sum(self._add_choice(choice) for choice in cast("list[object]", choices))
+        top = self._top
+        for name, value in event.items():
+            if value is not None and name != "choices":
+                top[name] = value
+        brought = 0
+        for choice in cast("list[object]", choices):
+            brought += self._add_choice(choice)
+        return brought
 
     def _add_choice(self, given: object) -> int:
         choice = as_object(given, "a choice")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import orjson
+from msgspec import Struct
 
 from broker.wire.messages import BODY_BYTES_MAX, Load, Reason, Usage
 
@@ -40,9 +41,8 @@ class EngineRequest:
     """... and the longest answer the body allows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A sign of progress: one server-sent event of the engine's answer."""
+class Chunk(Struct, frozen=True, kw_only=True):
+    """A sign of progress: one server-sent event of the engine's answer. Made for each token."""
 
     data: bytes = b""
     """The event's JSON for the caller, untouched; empty when there is nothing for him (he doesn't

@@ -276,6 +276,26 @@ async def test_each_new_token_moves_the_stall_and_nothing_else_does() -> None:
         assert (await stage.end_of("job-1")).kind is Kind.COMPLETED
 
 
+async def test_a_stall_after_many_tokens_is_found_when_it_is_due() -> None:
+    """`stall_s` after the last of them: not before, and never is the next look at it later."""
+    engine = ScriptedEngine()
+    async with an_agent(engine=engine) as stage:
+        await stage.dispatch(a_job(), stall_s=0.1)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        tokens = 0
+        while loop.time() < began_s + 0.15:
+            tokens += 1
+            engine.say("job-1", Chunk(output_tokens=tokens))
+            await asyncio.sleep(0.005)
+            assert stage.looks_at("job-1") <= stage.stalls_at("job-1")
+        due_at_s = stage.stalls_at("job-1")
+        await until(lambda: bool(stage.ended("job-1")))
+        (finished,) = stage.ended("job-1")
+        assert finished.reason is Reason.STALLED
+        assert loop.time() >= due_at_s
+
+
 async def test_the_run_time_is_bounded_however_lively_the_engine() -> None:
     """`run_s_max` ends an engine that never stops."""
     engine = ScriptedEngine()
