@@ -13,7 +13,7 @@ from msgspec import Struct
 from broker.wire.messages import Attempt, Kind, TerminalRecord, Tokens
 
 
-class Chunk(Struct, frozen=True):
+class Chunk(Struct, frozen=True, gc=False):
     """A piece of an answer: a Struct, because one is made for each token."""
 
     data: bytes

@@ -19,7 +19,7 @@ import orjson
 import structlog
 import uvloop
 
-from broker.bus import logs
+from broker.bus import garbage, logs
 from broker.bus.base import Bus, BusError, LinkDown, Timeout
 from worker_agent.agent import Agent, Superseded
 from worker_agent.config import NatsLink, WorkerConfig
@@ -130,6 +130,7 @@ def nats_connect(link: NatsLink) -> Connect:
 def run(config: WorkerConfig) -> int:
     """Run a worker in this process; returns the exit code."""
     logs.set_up(worker=config.worker)
+    garbage.leave_program_out()
     try:
         engine = make_engine(config)
     except ConfigMistake as mistake:

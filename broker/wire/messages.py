@@ -58,7 +58,7 @@ class Record(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Base of all messages: immutable, defaults not sent, unknown fields ignored (newer peers)."""
 
 
-class Attempt(Struct, frozen=True, array_like=True, order=True):
+class Attempt(Struct, frozen=True, array_like=True, order=True, gc=False):
     """Which run of a job: the leader's epoch, then a number unique in it. Later is greater."""
 
     epoch: Count
@@ -398,7 +398,7 @@ class Started(Record, frozen=True, kw_only=True, tag="started"):
     worker: Token
 
 
-class Tokens(Record, frozen=True, kw_only=True, tag="tokens"):
+class Tokens(Record, frozen=True, kw_only=True, tag="tokens", gc=False):
     """Some of the answer, as streamed; (attempt, index) says where it belongs, index from 0."""
 
     job: Token

@@ -13,7 +13,7 @@ import orjson
 import structlog
 import uvloop
 
-from broker.bus import logs
+from broker.bus import garbage, logs
 from broker.bus.base import Bus
 from producers.client import connect_bus
 from producers.errors import ProducerError
@@ -88,6 +88,7 @@ def _say_ready(url: str) -> None:
 def run(config: GatewayConfig) -> None:
     """Run a gateway until it is told to stop. Raises Unreachable, AddressUnavailable."""
     logs.set_up(role="gateway")
+    garbage.leave_program_out()
     try:
         uvloop.run(serve(config))
     except* (ProducerError, AddressUnavailable) as errors:

@@ -41,7 +41,7 @@ class EngineRequest:
     """... and the longest answer the body allows."""
 
 
-class Chunk(Struct, frozen=True, kw_only=True):
+class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     """A sign of progress: one server-sent event of the engine's answer. Made for each token."""
 
     data: bytes = b""
