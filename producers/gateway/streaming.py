@@ -18,7 +18,7 @@ from broker.wire.messages import Kind
 from producers.errors import ProducerError, ResultTimeout
 from producers.gateway import headers
 from producers.gateway.asking import Held, Question
-from producers.gateway.connections import can_write, write_now
+from producers.gateway.connections import Outlet
 from producers.gateway.errors import ApiError, of_producer, of_record
 from producers.gateway.gateway import Gateway
 from producers.gateway.sse import CONTENT_TYPE, WAITING, CantContinue, Relay
@@ -50,6 +50,8 @@ class Streamed:
         self._relay = Relay(question.endpoint, usage_asked=question.usage_asked)
         self._arrived_at_s = arrived_at_s
         self._response: web.StreamResponse | None = None
+        self._outlet: Outlet | None = None
+        """Since the answer's head is written."""
         self._sent_at_s = arrived_at_s
         """By the loop's clock."""
         self._waits = False
@@ -104,7 +106,7 @@ class Streamed:
 
     def _heard(self) -> bool:
         """Hear that there are pieces; say whether they are seen to without the task."""
-        if not self._waits or self._response is None:
+        if not self._waits or self._outlet is None:
             return False
         if not self._is_due:
             self._is_due = True
@@ -114,17 +116,18 @@ class Streamed:
     def _write_due(self) -> None:
         """Write what was heard in this turn, if the task still waits; wake it for what is left."""
         self._is_due = False
-        if not self._waits:
+        outlet = self._outlet
+        if not self._waits or outlet is None:
             return
         events: list[bytes] = []
-        if can_write(self._request):
+        if outlet.is_open:
             while len(events) < CHUNKS_AT_ONCE:
                 chunk = self._ticket.ready_chunk(plain=True)
                 if chunk is None:
                     break
                 events.append(self._relay.event(chunk))
         if events:
-            write_now(self._request, events[0] if len(events) == 1 else b"".join(events))
+            outlet.write(events[0] if len(events) == 1 else b"".join(events))
             self._sent_at_s = asyncio.get_running_loop().time()
         if self._ticket.has_chunks:
             self._ticket.wake()
@@ -192,4 +195,6 @@ class Streamed:
         response = await self._open()
         if data:
             await response.write(data)
+            if self._outlet is None:
+                self._outlet = Outlet(self._request)
             self._sent_at_s = asyncio.get_running_loop().time()

@@ -79,6 +79,28 @@ async def _a_write(reader: asyncio.StreamReader) -> str:
     return streamed_text(events)
 
 
+async def test_a_reader_without_chunks() -> None:
+    """HTTP/1.0: the events as they are, and the end of the connection is the answer's."""
+    async with a_front() as (front, played):
+        played.may_run.clear()
+        played.answer = lambda job: _completed(job, "012")
+        reader, writer = await _slow_stream(front, http="1.0")
+        await played.started.wait()
+        (job,) = played.seen
+        first, *others = _numbered(job, 3)
+        await played.say(job, first)
+        await _head(reader)
+        raw = await reader.readuntil(b"\n\n")
+        for tokens in others:
+            await played.say(job, tokens)
+        raw += await reader.readuntil(b'"2"') + await reader.readuntil(b"\n\n")
+        played.may_run.set()
+        raw += await reader.read()
+        writer.close()
+    assert streamed_text(events_of(raw)) == "012"
+    assert raw.endswith(b"data: [DONE]\n\n")
+
+
 async def test_another_attempt_in_the_midst_of_a_stream() -> None:
     """What was written can't be taken back: an error event, and nothing of the other attempt."""
     async with a_front() as (front, played):
@@ -106,13 +128,15 @@ def _tokens(job: Any, count: int, size: int) -> list[Tokens]:
     return [Tokens(job=job.id, attempt=ATTEMPT, index=i, data=data) for i in range(count)]
 
 
-async def _slow_stream(front: Front) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _slow_stream(
+    front: Front, *, http: str = "1.1"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Ask for a stream and read none of it."""
     host, port = front.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
     body = orjson.dumps(a_chat(stream=True))
     lines = [
-        f"POST {CHAT} HTTP/1.1",
+        f"POST {CHAT} HTTP/{http}",
         "Host: x",
         f"Authorization: {AUTH['Authorization']}",
         "Content-Type: application/json",
