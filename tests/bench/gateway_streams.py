@@ -161,7 +161,8 @@ async def _said(readers: Member, kind: type[_T]) -> _T:
     assert readers.process is not None
     assert readers.process.stdout is not None
     pieces = [piece async for piece in _pieces(readers.process.stdout)]
-    await readers.ended()
+    code = await readers.ended()
+    assert code == 0, readers.log.read_text()
     return msgspec.json.decode(b"".join(pieces), type=kind)
 
 
