@@ -8,6 +8,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "ops/docs/properties.md"
 HOLDER = re.compile(r"`([\w/]+\.py)::(\w+)`")
+CASE = re.compile(r"(\d+): ")
+CASES_OF_THE_MIND = {*range(1, 20), 39, 40}
+"""Those that are tried with more of their kind."""
+
+TRIED_MIN = 3
+"""Tests of each: the case, and two that nobody reported."""
+
 MACHINE = "RuleBasedStateMachine"
 """Hypothesis' base of state machines: each of ours holds some property."""
 
@@ -68,3 +75,13 @@ def test_every_state_machine_of_the_core_stands_on_the_page() -> None:
     }
     assert machines
     assert machines <= named
+
+
+def test_every_case_of_other_systems_has_its_tests() -> None:
+    """Each once; those of the mind with two more of the same kind."""
+    rows = [(CASE.match(said), holders) for said, holders in rows_of(PAGE.read_text())]
+    held = [(int(case[1]), len(holders)) for case, holders in rows if case is not None]
+    numbers = [number for number, _ in held]
+    assert len(set(numbers)) == len(numbers)
+    assert set(numbers) >= CASES_OF_THE_MIND
+    assert [n for n, tests in held if n in CASES_OF_THE_MIND and tests < TRIED_MIN] == []
