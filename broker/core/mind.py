@@ -97,8 +97,7 @@ class Mind:
         if starts and worker.breaker.given(lease.attempt):
             self.fleet.refresh(worker)  # Nothing else goes there until the probe has ended.
         queue = self.ledger.queue_of(lease)
-        counters = queue.pool.counters
-        counters.inflight_jobs_max = max(counters.inflight_jobs_max, queue.pool.inflight_jobs)
+        queue.pool.counters.inflight(queue.pool.inflight_jobs)
         if starts:
             self.queues.charge(queue, lease.cost_tokens)
         else:  # Found running: it did not go in its lane's turn, or was refunded since.

@@ -1,6 +1,8 @@
 """Virtual token counters: fair in work, nothing banked, each band apart."""
 
-from broker.core.lanes import DEBT_TOKENS_MAX, LaneCounters, Ranking
+import pytest
+
+from broker.core.lanes import DEBT_TOKENS_MAX, LaneCounters, Ranking, _Books
 
 STANDARD, BATCH = 2, 3
 
@@ -137,7 +139,7 @@ def test_who_goes_before_its_turn_leaves_others_a_bounded_debt() -> None:
     assert counters.floor(band=STANDARD) == floor
     assert [counters.counter(lane, band=STANDARD) for lane in "ab"] == [floor, floor]
     assert [counters.place(lane, band=STANDARD) for lane in "ab"] == [0.0, 10.0]
-    assert counters.passed_max == DEBT_TOKENS_MAX
+    assert counters.period.passed_max == DEBT_TOKENS_MAX
     sent(counters, "a", 100.0)
     assert counters.counter("a", band=STANDARD) == floor + 100.0
 
@@ -150,8 +152,61 @@ def test_gap_and_bound_are_those_of_lanes_in_line_in_one_band() -> None:
     assert (counters.gap, counters.bound(slack_tokens=0.0)) == (0.0, 9000.0)
     sent(counters, "a", 700.0)
     sent(counters, "a", 300.0)
-    assert (counters.gap, counters.passed_max) == (1000.0, 700.0)
-    counters.inflight_jobs_max = 3
+    assert (counters.gap, counters.period.passed_max) == (1000.0, 700.0)
+    counters.inflight(3)
     for amount in (-20.0, 10.0):
         counters.erred(amount)
     assert counters.bound(slack_tokens=500.0) == 9000.0 + 500.0 + 700.0 + 3 * 20.0
+
+
+def test_one_huge_failure_does_not_loosen_the_bound_for_ever() -> None:
+    """Two periods later it is of the jobs of that time again; until then of how far lanes are."""
+    counters = LaneCounters(period_jobs=10)
+    for lane in "ab":
+        counters.lined_up(lane, band=STANDARD)
+    counters.inflight(1)
+    sent(counters, "a", 50_000.0)
+    counters.correct("a", -50_000.0, band=STANDARD)
+    counters.erred(50_000.0)
+    loose = counters.bound(slack_tokens=0.0)
+    assert loose == 100_000.0
+    for turn in range(20):
+        sent(counters, "ab"[turn % 2], 100.0)
+        assert counters.gap <= counters.bound(slack_tokens=0.0)
+    assert counters.bound(slack_tokens=0.0) == 100.0
+
+
+def test_a_period_that_begins_with_lanes_apart_knows_how_far() -> None:
+    """What was given before it is no more than it was: the gap of then stands in for it."""
+    counters = LaneCounters(period_jobs=3)
+    for lane in "ab":
+        counters.lined_up(lane, band=STANDARD)
+    sent(counters, "a", 9000.0)
+    for _ in range(80):
+        sent(counters, "b", 100.0)
+        assert counters.gap <= counters.bound(slack_tokens=0.0)
+    assert counters.gap == 1000.0
+    assert counters.bound(slack_tokens=0.0) < 2000.0
+
+
+def test_a_lane_that_slept_is_part_of_how_far_lanes_are_apart() -> None:
+    """It wakes with its counter; the period began while it slept."""
+    counters = LaneCounters(period_jobs=2)
+    for lane in "ab":
+        counters.lined_up(lane, band=STANDARD)
+    sent(counters, "a", 9000.0)
+    counters.left("a", band=STANDARD)
+    for _ in range(8):
+        sent(counters, "b", 100.0)
+    counters.lined_up("a", band=STANDARD)
+    assert counters.gap == 8200.0
+    assert counters.gap <= counters.bound(slack_tokens=0.0) < 9000.0
+
+
+def test_a_period_that_forgets_how_far_lanes_were_apart_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without D the bound would be untrue until lanes have met."""
+    monkeypatch.setattr(_Books, "apart", 0.0)
+    with pytest.raises(AssertionError):
+        test_a_period_that_begins_with_lanes_apart_knows_how_far()

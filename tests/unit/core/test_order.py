@@ -243,8 +243,8 @@ def test_the_gap_and_its_bound_are_published() -> None:
     (pool,) = cluster.scheduler.views.pools()
     mind = cluster.scheduler._mind
     counters = mind.queues.pool(MODEL).counters
-    assert counters.cost_max == 1000.0
-    assert pool.fairness_bound == 1000.0 + 500.0 + pool.inflight_jobs * counters.error_max
+    assert counters.period.cost_max == 1000.0
+    assert pool.fairness_bound == 1000.0 + 500.0 + pool.inflight_jobs * counters.period.error_max
 
 
 def test_less_uncached_prefill_goes_first() -> None:

@@ -274,7 +274,7 @@ def test_a_job_that_writes_more_than_expected_is_charged_while_it_runs() -> None
         cluster.beat("w1", inflight=(listed,))
         assert cluster.usage["all"] == (1, cost)
         assert counters.counter(LANE, band=2) == before + cost - 160.0
-    assert counters.error_max == 80.0
+    assert counters.period.error_max == 80.0
     cluster.end(dispatch, usage=Usage(100, 0, 50))
     assert counters.counter(LANE, band=2) == before + 40.0
     check_sums(cluster.scheduler)
