@@ -48,6 +48,9 @@ BANDS_USED = (1, 2, 3)
 SIZES = (100, 1000, 6000)
 SLOTS = 3
 
+ROUNDING = 1e-6
+"""Counters are sums of floats: two orders of adding differ by less."""
+
 
 def a_fair_policy(*rows: QuotaRow, slack_tokens: float, ages: bool) -> Policy:
     """Three lanes, the last of three times the weight."""
@@ -186,7 +189,7 @@ class Shares(RuleBasedStateMachine):
         bound = counters.bound(slack_tokens=self.slack_tokens)
         self.bound_seen = max(self.bound_seen, bound)
         assert counters.period.passed_max <= DEBT_TOKENS_MAX, "lanes bank what others got"
-        assert counters.gap <= bound, "the gap is over its bound"
+        assert counters.gap <= bound + ROUNDING, "the gap is over its bound"
         if not self.ages:  # Who rises goes before its lane's turn.
             self._compare(2.0 * self.bound_seen)
 
