@@ -232,8 +232,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     models: tuple[str, ...] = ()
     aliases: dict[str, str] = {}
-    """Other names that requests may carry, each for one of `models`. Queues, quotas and metrics
-    know the model alone."""
+    """Other names that requests may carry, each for one of `models`, or of `adapters`. Queues,
+    quotas and metrics know the model alone."""
     adapters: dict[str, tuple[str, ...]] = {}
     """Adapters (LoRA) of each model, as workers list them beside it. Empty: any may be asked for,
     and waits where none is served; else an adapter that is not listed is refused."""

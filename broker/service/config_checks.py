@@ -54,6 +54,7 @@ def _named(config: Config) -> Iterator[Finding]:
 
 def _aliases(config: Config) -> Iterator[Finding]:
     policy = config.policy
+    adapters = [name for names in policy.adapters.values() for name in names]
     for alias, model in policy.aliases.items():
         path = ("policy", "aliases", alias)
         if not 0 < len(alias) <= NAME_CHARS_MAX:
@@ -64,8 +65,9 @@ def _aliases(config: Config) -> Iterator[Finding]:
             meant = policy.aliases[model]
             message = f'"{model}" is an alias itself, of "{meant}"; name the model that is meant'
             yield path, message
-        elif model not in policy.models:
-            yield path, _no_such("model", model, policy.models)
+        elif model not in policy.models and model not in adapters:
+            what = "model or adapter" if adapters else "model"
+            yield path, _no_such(what, model, (*policy.models, *adapters))
 
 
 def _adapters(config: Config) -> Iterator[Finding]:

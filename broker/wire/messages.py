@@ -475,6 +475,7 @@ class LaneOffer(Record, frozen=True, kw_only=True):
     body_bytes_max: Count = BODY_BYTES_MAX
     bytes_per_token: dict[str, float] = {}
     aliases: dict[ShortText, ShortText] = {}
-    """Other names of models; also of models that this lane does not offer, to say what is meant."""
+    """Other names of models and adapters; also of such as this lane does not offer, to say what is
+    meant."""
     adapters: dict[ShortText, tuple[ShortText, ...]] = {}
     """Adapters that may be asked for, by model; empty: any."""

@@ -8,6 +8,7 @@ from aiohttp import web
 from broker.wire.messages import LaneOffer
 from producers.gateway.errors import ApiError
 from producers.gateway.gateway import CALLER, Gateway
+from producers.naming import resolve
 
 OWNER = "inferlane"
 
@@ -37,7 +38,7 @@ def routes(gateway: Gateway) -> Iterable[web.RouteDef]:
 
 def names_of(offer: LaneOffer) -> list[str]:
     """List every name that a request may carry: models, their other names, their adapters."""
-    aliases = [name for name, model in offer.aliases.items() if model in offer.models]
+    aliases = [name for name in offer.aliases if resolve(name, "", offer)[0] in offer.models]
     adapters = [name for names in offer.adapters.values() for name in names]
     return list(dict.fromkeys((*offer.models, *sorted(aliases), *sorted(adapters))))
 

@@ -13,7 +13,13 @@ from tests.builders import LANE, a_chat_body
 OFFER = LaneOffer(
     lane=LANE,
     models=("llama-3-8b", "big"),
-    aliases={"gpt-4o-mini": "llama-3-8b", "gpt-4o": "big", "small": "llama-3-8b"},
+    aliases={
+        "gpt-4o-mini": "llama-3-8b",
+        "gpt-4o": "big",
+        "small": "llama-3-8b",
+        "german": "de",
+        "lost": "away",
+    },
     adapters={"llama-3-8b": ("de", "fr"), "big": ("it",)},
 )
 
@@ -32,12 +38,16 @@ def a_job(model: str, *, offer: LaneOffer | None = OFFER, **wish: Any) -> Job:
         ("de", "", ("llama-3-8b", "de")),
         ("it", "", ("big", "it")),
         ("gpt-4o-mini", "de", ("llama-3-8b", "de")),
+        ("german", "", ("llama-3-8b", "de")),
+        ("german", "de", ("llama-3-8b", "de")),
+        ("german", "fr", ("de", "fr")),
+        ("lost", "", ("away", "")),
         ("unheard", "", ("unheard", "")),
         ("llama-3-8b", "unheard", ("llama-3-8b", "unheard")),
     ],
 )
 def test_what_a_name_means(name: str, adapter: str, means: tuple[str, str]) -> None:
-    """An alias its model, an adapter's name that adapter; any other name itself."""
+    """An alias its model or adapter, an adapter's name that adapter; any other name itself."""
     assert resolve(name, adapter, OFFER) == means
     assert resolve(name, adapter, None) == (name, adapter)
 
@@ -45,7 +55,8 @@ def test_what_a_name_means(name: str, adapter: str, means: tuple[str, str]) -> N
 def test_the_other_names_of_a_model() -> None:
     """For people: sorted."""
     assert other_names("llama-3-8b", OFFER) == ["gpt-4o-mini", "small"]
-    assert other_names("de", OFFER) == []
+    assert other_names("de", OFFER) == ["german"]
+    assert other_names("fr", OFFER) == []
 
 
 def test_an_alias_is_the_model_itself() -> None:
@@ -67,10 +78,12 @@ def test_adapters_of_one_model_share_no_prefix() -> None:
 
 
 def test_an_adapter_by_name_and_by_wish_is_the_same() -> None:
-    """As a model, or beside one: the same job."""
-    by_name, by_wish = a_job("fr"), a_job("gpt-4o-mini", adapter="fr")
-    assert (by_name.model, by_name.adapter) == (by_wish.model, by_wish.adapter)
-    assert by_name.blocks == by_wish.blocks
+    """As a model, by another name, or beside one: the same job."""
+    by_name, by_wish = a_job("de"), a_job("gpt-4o-mini", adapter="de")
+    by_alias = a_job("german")
+    for other in (by_wish, by_alias):
+        assert (by_name.model, by_name.adapter) == (other.model, other.adapter)
+        assert by_name.blocks == other.blocks
 
 
 def test_before_the_offer_is_known_a_name_means_itself() -> None:

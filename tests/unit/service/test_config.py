@@ -66,9 +66,10 @@ def test_example_names_every_key() -> None:
 
 def test_aliases_and_adapters_of_a_file() -> None:
     """As the example's comments write them."""
-    text = 'aliases = { "gpt-4o-mini" = "tiny" }\nadapters = { tiny = ["tiny-de", "tiny-fr"] }\n'
+    text = 'aliases = { "gpt-4o-mini" = "tiny", "de" = "tiny-de" }\n'
+    text += 'adapters = { tiny = ["tiny-de", "tiny-fr"] }\n'
     policy = loads(SERVES.replace("[[", text + "[[", 1)).policy
-    assert policy.aliases == {"gpt-4o-mini": "tiny"}
+    assert policy.aliases == {"gpt-4o-mini": "tiny", "de": "tiny-de"}
     assert policy.adapters == {"tiny": ("tiny-de", "tiny-fr")}
 
 
@@ -236,6 +237,10 @@ def test_retention_of_one_lane_is_its_own() -> None:
         (
             SERVES + "[policy.aliases]\n'gpt-4o-mini' = 'tin'\n",
             'f.toml:12: policy.aliases.gpt-4o-mini: no such model: "tin". Did you mean "tiny"? ',
+        ),
+        (
+            SERVES + "[policy.aliases]\nde = 'tiny-d'\n[policy.adapters]\ntiny = ['tiny-de']\n",
+            'f.toml:12: policy.aliases.de: no such model or adapter: "tiny-d". Did you mean "tiny',
         ),
         (
             SERVES + "[policy.aliases]\n'' = 'tiny'\n",

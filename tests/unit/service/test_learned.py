@@ -113,14 +113,14 @@ async def test_an_offer_tells_what_names_stand_for() -> None:
     """All aliases, so that a client can say what one means; adapters of the lane's own models."""
     policy = {
         "models": (MODEL, "big"),
-        "aliases": {"mini": MODEL, "maxi": "big"},
+        "aliases": {"mini": MODEL, "maxi": "big", "german": "de"},
         "adapters": {MODEL: ("de",), "big": ("fr",)},
     }
     lanes = (LanePolicy(name=LANE, models=(MODEL,)),)
     async with a_desk(lanes=lanes, policy=policy) as desk:
         await publish_offers(desk.bus, desk.config, bytes_per_token={})
         written = await offer(desk)
-        assert written.aliases == {"mini": MODEL, "maxi": "big"}
+        assert written.aliases == {"mini": MODEL, "maxi": "big", "german": "de"}
         assert written.adapters == {MODEL: ("de",)}
 
 

@@ -9,12 +9,15 @@ from typing import Any
 import orjson
 import pytest
 
-from broker.wire.messages import Job, Kind, Reason, TerminalRecord
+from broker.wire.codec import encode
+from broker.wire.messages import Job, Kind, LaneOffer, Reason, TerminalRecord
+from broker.wire.subjects import CONFIG_BUCKET, lane_offer_key
 from producers.request import NESTING_MAX
 from tests.builders import LANE
 from tests.clusters import Cluster, a_chat, a_cluster
 from tests.gateways import Front, a_front, a_gateway
 from tests.responder import a_record, a_rejection
+from worker_agent.models import ModelNames
 
 ASKS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": a_chat(),
@@ -434,3 +437,23 @@ async def test_models() -> None:
         assert await front.ask("/v1/models/org%2FBig%3A70b") == (200, slashed)
         status, told = await front.ask("/v1/models/none")
     assert (status, told["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_an_alias_of_an_adapter_from_the_list_to_the_engine() -> None:
+    """It is listed, its job is the model's with the adapter, and the engine is asked for that."""
+    offer = LaneOffer(
+        lane=LANE,
+        models=("tiny",),
+        aliases={"german": "tiny-de", "mini": "tiny", "elsewhere": "big-de"},
+        adapters={"tiny": ("tiny-de",)},
+    )
+    async with a_front() as (front, played):
+        await played.bus.kv_put(CONFIG_BUCKET, lane_offer_key(LANE), encode(offer))
+        _, told = await front.ask("/v1/models")
+        assert [one["id"] for one in told["data"]] == ["tiny", "german", "mini", "tiny-de"]
+        assert (await front.ask("/v1/models/german"))[0] == 200
+        assert (await front.ask("/v1/models/elsewhere"))[0] == 404
+        assert (await front.ask(CHAT, a_chat(model="german")))[0] == 200
+        (job,) = played.seen
+    assert (job.model, job.adapter) == ("tiny", "tiny-de")
+    assert b'"tiny-de"' in ModelNames({}).body(job)
