@@ -139,6 +139,15 @@ class Why:
     excluded: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimView:
+    """Room that is kept for a waiting job now."""
+
+    key: str
+    worker: str
+    """Kept from others; empty where it is a row's tokens, or a seat."""
+
+
 class Views:
     """Makes the views."""
 
@@ -171,6 +180,16 @@ class Views:
     def pools(self) -> tuple[PoolView, ...]:
         """Show each model's pool."""
         return tuple(self._pool(pool) for pool in self._mind.queues.pools.values())
+
+    def claims(self) -> tuple[ClaimView, ...]:
+        """Show for whom room is kept, one job of each model at most."""
+        claims = self._mind.claims
+        shown: list[ClaimView] = []
+        for model in self._mind.queues.pools if claims else ():
+            waiting, worker = claims.of(model), claims.worker_of(model)
+            if waiting is not None:
+                shown.append(ClaimView(waiting.job.key, "" if worker is None else worker.id))
+        return tuple(shown)
 
     def why(self, key: str) -> Why | None:
         """Say what holds a job; None when it is not known here."""

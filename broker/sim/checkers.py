@@ -39,6 +39,7 @@ from broker.core.events import (
 )
 from broker.sim.books import WAIT_S_MAX, check_books
 from broker.sim.mind import TICK_S, MindRouter
+from broker.sim.overtaking import Overtaking
 from broker.sim.scenario import Scenario
 from broker.sim.violation import require
 from broker.sim.world import World
@@ -98,6 +99,7 @@ class Checkers:
         """By worker, the newest report: incarnation and sequence. One before it says nothing."""
         self._left: list[Dispatch] = []
         """Of this settling."""
+        self._overtaking = Overtaking(self._scenario)
 
     # ---- each step -----------------------------------------------------------------------------
 
@@ -113,6 +115,7 @@ class Checkers:
         require(len(decisions) <= bound, f"{len(decisions)} decisions in one step")
         for decision in decisions:
             self._see(decision, at_s)
+        self._overtaking.stepped(decisions)
         if event is not None and isinstance(event, WorkerReported):
             self._check_report(event, decisions)
         if event is None or decisions:
@@ -121,7 +124,15 @@ class Checkers:
             scheduler, left = self._router.scheduler, self._left
             waiting = sum(not scheduler.is_leased(key) for key in self._known)
             check_books(scheduler, self._scenario.policy, waiting, left)
+            self._check_overtaking(left, at_s)
             self._left = []
+
+    def _check_overtaking(self, left: Sequence[Dispatch], at_s: float) -> None:
+        scheduler = self._router.scheduler
+        waits = [key for key in self._known if not scheduler.is_leased(key)]
+        waiting = {key: self._jobs[key] for key in waits if key in self._jobs}
+        gone = {one.key: self._jobs[one.key] for one in left if one.key in self._jobs}
+        self._overtaking.settled(scheduler, waiting, gone, left, at_s=at_s)
 
     def _check_known(self) -> None:
         """No job is forgotten that has not ended, and none is known that has."""

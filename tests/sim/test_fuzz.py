@@ -13,6 +13,8 @@ import pytest
 from broker.core.bands import Way
 from broker.core.breaker import Breaker
 from broker.core.cache_router import CacheAwareRouter
+from broker.core.claim import Claim
+from broker.core.claims import Claims
 from broker.core.decisions import Decision
 from broker.core.endings import Endings
 from broker.core.events import Event, JobSpec
@@ -192,6 +194,27 @@ def test_a_mind_that_borrows_what_nobody_lends_is_noticed(
 
     monkeypatch.setattr(RowUsage, "lacks_seat", lacks_seat)
     assert "seats, lends" in noticed()
+
+
+def test_a_mind_that_keeps_no_room_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits longer than it may be overtaken has some kept, or another has."""
+    monkeypatch.setattr(Claims, "may_claim", lambda *_: False)
+    assert "which is late, and no room is kept" in noticed(first=52)
+
+
+def test_a_mind_that_gives_away_what_it_keeps_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who came too late takes no worker that is kept for another."""
+    monkeypatch.setattr(Claim, "binds", lambda *_: False)
+    assert "which is kept for" in noticed(first=24)
+
+
+def test_a_mind_that_forgets_whom_it_keeps_room_for_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kept from its own job too, room would stand empty for ever."""
+    monkeypatch.setattr(Claim, "binds", lambda *_: True)
+    said = noticed(first=8)
+    assert "which is empty" in said or "not over" in said
 
 
 def test_a_crash_of_the_mind_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
