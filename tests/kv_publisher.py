@@ -54,8 +54,10 @@ def a_payload(*events: Any, at_s: float = 1.0) -> bytes:
 class KvPublisher:
     """Publishes to whoever listens."""
 
-    def __init__(self, folder: Path, context: "zmq.asyncio.Context", *, replays: bool) -> None:
-        self.endpoint = f"ipc://{folder}/kv"
+    def __init__(
+        self, folder: Path, context: "zmq.asyncio.Context", *, replays: bool, endpoint: str = ""
+    ) -> None:
+        self.endpoint = endpoint or f"ipc://{folder}/kv"
         self.replay_endpoint = f"ipc://{folder}/replay" if replays else ""
         self.kept: list[tuple[int, bytes]] = []
         self.replays: list[int] = []
@@ -113,10 +115,12 @@ class KvPublisher:
 
 
 @asynccontextmanager
-async def a_publisher(folder: Path, *, replays: bool = True) -> AsyncGenerator[KvPublisher]:
+async def a_publisher(
+    folder: Path, *, replays: bool = True, endpoint: str = ""
+) -> AsyncGenerator[KvPublisher]:
     """A publisher until the block ends."""
     context = zmq.asyncio.Context()
-    publisher = KvPublisher(folder, context, replays=replays)
+    publisher = KvPublisher(folder, context, replays=replays, endpoint=endpoint)
     try:
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(publisher.serve())

@@ -457,6 +457,7 @@ def _make_kv_events(
         replay_endpoint=config.kv_events_replay,
         now_s=now_s,
         silent_s_max=config.kv_silent_s_max,
+        ranks=config.kv_events_ranks,
     )
 
 
@@ -488,4 +489,5 @@ def _cache_limits(config: WorkerConfig) -> CacheLimits:
         refresh_s=config.cache_refresh_s,
         prefix_tokens_min=config.prefix_tokens_min,
         summary_bytes_max=config.summary_bytes_max,
+        ranks=config.kv_events_ranks,
     )

@@ -20,7 +20,8 @@ from broker.wire.prompt import BYTES_PER_TOKEN
 from worker_agent.cache_stores import BlockCache, Chain, Reuse, SequenceCache, Store
 from worker_agent.cache_summary import SummaryFeed
 from worker_agent.engine.kv_event_wire import AllBlocksCleared, KvEvent
-from worker_agent.engine_blocks import EngineBlocks, TokenizedPrompt
+from worker_agent.engine_blocks import TokenizedPrompt
+from worker_agent.engine_ranks import EngineRanks
 
 CACHE_TOKENS_DEFAULT = 65_536
 """Assumed capacity where nobody tells: about what a 24 GB accelerator holds beside an 8B model in 8
@@ -59,6 +60,8 @@ class CacheLimits:
     refresh_s: float = 60.0
     prefix_tokens_min: int = 1000
     summary_bytes_max: int = 65_536
+    ranks: int = 1
+    """Of the engine, each with a cache of its own."""
 
 
 class CacheSource(StrEnum):
@@ -99,7 +102,7 @@ class CacheModel:
         self._tokens_max = limits.tokens_max or CACHE_TOKENS_DEFAULT
         is_sequences = limits.sequences > 0
         self._store: Store = SequenceCache(slots=limits.sequences) if is_sequences else BlockCache()
-        self._engine = EngineBlocks()
+        self._engine = EngineRanks(limits.ranks)
         self.source = CacheSource.MODEL
         self.predictions = {source: Predictions() for source in CacheSource}
         self._feed = SummaryFeed(bytes_max=limits.summary_bytes_max, refresh_s=limits.refresh_s)
@@ -186,12 +189,20 @@ class CacheModel:
 
     # ---- the engine's own word ------------------------------------------------------------------
 
-    def heard(self, events: Iterable[KvEvent], *, at_s: float) -> None:
-        """Take what the engine did to its cache, in order."""
+    def heard(self, events: Iterable[KvEvent], *, at_s: float, rank: int = 0) -> None:
+        """Take what a rank of the engine did to its cache, in order."""
         for event in events:
-            if isinstance(event, AllBlocksCleared):
+            if isinstance(event, AllBlocksCleared) and self._engine.count == 1:
                 self._empty()
-            self._engine.apply(event)
+            self._engine.apply(event, rank=rank)
+        self._settle_engine(at_s, evicted=True)
+
+    def lost(self, rank: int, *, at_s: float) -> None:
+        """Know nothing of a rank any more; of an only one, begin anew."""
+        if self._engine.count == 1:
+            self.clear()
+            return
+        self._engine.lost(rank)
         self._settle_engine(at_s, evicted=True)
 
     def learn(self, prompt: TokenizedPrompt, *, at_s: float) -> None:
@@ -215,8 +226,9 @@ class CacheModel:
         self._feed.kept(self._is_believed)
 
     def _is_believed(self, block: int) -> bool:
-        held_by = self._engine if self.source is CacheSource.EVENTS else self._store
-        return held_by.depth((block,)) == 1
+        if self.source is CacheSource.EVENTS:
+            return self._engine.holds(block)
+        return self._store.depth((block,)) == 1
 
     def _settle_engine(self, at_s: float, *, evicted: bool) -> None:
         """Pass on what the engine's word changed. Not `evicted`: we forget, the engine does not."""

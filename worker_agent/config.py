@@ -45,6 +45,9 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """openai: where the engine publishes its KV-cache events, ipc:///path or tcp://host:port."""
     kv_events_replay: Annotated[str, Meta(max_length=1024)] = ""
     """openai: where it replays those that were missed; empty: it doesn't."""
+    kv_events_ranks: Annotated[int, Meta(ge=1, le=64)] = 1
+    """openai: data-parallel ranks of the engine; each publishes, and replays, at the port of the
+    one before it plus 1."""
     kv_silent_s_max: Positive = 10.0
     """openai: how long after a prompt's first token no event may tell of its blocks; then the cache
     is guessed until events come again. Engines tell at each step."""

@@ -10,6 +10,8 @@ from worker_agent.engine.base import Engine
 _KV_ENDPOINT = re.compile(r"ipc:///.{1,106}|tcp://[^*/\s]+:\d{1,5}")
 """A Unix socket's path has at most 107 bytes."""
 
+PORT_MAX = 65_535
+
 
 class ConfigMistake(ValueError):
     """Settings that are well-formed and can't work together; one sentence for a person."""
@@ -61,11 +63,26 @@ def _check_kv_events(config: WorkerConfig) -> None:
                 "tcp://127.0.0.1:port vLLM connects, and nobody hears it)"
             )
             raise ConfigMistake(message)
+        if endpoint and config.kv_events_ranks > 1:
+            _check_ranks(name, endpoint, config.kv_events_ranks)
     if config.cache_sequences:
         message = "`kv_events` are of blocks: an engine that has them keeps no `cache_sequences`"
         raise ConfigMistake(message)
     if importlib.util.find_spec("zmq") is None:
         message = "`kv_events` needs pyzmq: pip install 'inferlane[kv-events]'"
+        raise ConfigMistake(message)
+
+
+def _check_ranks(name: str, endpoint: str, ranks: int) -> None:
+    port = endpoint.rpartition(":")[2] if endpoint.startswith("tcp://") else ""
+    if not port:
+        message = (
+            f"{name} = {endpoint!r}: each of {ranks} ranks publishes at a port of its own, so give "
+            "tcp://host:port, that of the first one"
+        )
+        raise ConfigMistake(message)
+    if int(port) + ranks - 1 > PORT_MAX:
+        message = f"{name} = {endpoint!r}: the ports of {ranks} ranks end above {PORT_MAX}"
         raise ConfigMistake(message)
 
 

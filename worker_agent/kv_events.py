@@ -47,6 +47,23 @@ class Hearing(StrEnum):
     """Whole, until it stopped."""
 
 
+class _Rank:
+    """What one data-parallel rank tells."""
+
+    def __init__(self, number: int, told_to: "KvEvents") -> None:
+        self.hearing = Hearing.NOTHING
+        self._number = number
+        self._told_to = told_to
+
+    def heard(self, batch: Batch) -> None:
+        """Take the next batch."""
+        self._told_to.heard(batch, rank=self._number)
+
+    def lost(self, *, whole: bool) -> None:
+        """Know nothing any more."""
+        self._told_to.lost(whole=whole, rank=self._number)
+
+
 class KvEvents:
     """One engine's events, its prompts' tokens, and the model that both go into."""
 
@@ -59,13 +76,23 @@ class KvEvents:
         replay_endpoint: str,
         now_s: Callable[[], float],
         silent_s_max: float,
+        ranks: int = 1,
     ) -> None:
+        """`ranks`: data-parallel ones, at the endpoints' ports and those that follow."""
         self._cache = cache
         self._engine = engine
         self._endpoint = endpoint
         self._now_s = now_s
         self._silent_s_max = silent_s_max
-        self._feed = KvEventFeed(endpoint, self, replay_endpoint=replay_endpoint)
+        self._ranks = [_Rank(number, self) for number in range(ranks)]
+        self._feeds = [
+            KvEventFeed(
+                endpoint_of(endpoint, number),
+                rank,
+                replay_endpoint=endpoint_of(replay_endpoint, number),
+            )
+            for number, rank in enumerate(self._ranks)
+        ]
         self._hearing = Hearing.NOTHING
         self._waiting: deque[Prompt] = deque(maxlen=PROMPTS_WAITING_MAX)
         self._has_waiting = asyncio.Event()
@@ -97,7 +124,8 @@ class KvEvents:
     async def run(self) -> None:
         """Listen, ask and watch, for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._feed.run())
+            for feed in self._feeds:
+                group.create_task(feed.run())
             group.create_task(self._ask())
             group.create_task(self._watch())
 
@@ -114,31 +142,49 @@ class KvEvents:
 
     def prefilled(self, chain: Sequence[int]) -> None:
         """Note a prompt's first token: the engine has stored it, and told so or soon will."""
-        is_owed = self._owed is not None and not self._is_told(self._owed[1])
+        # A rank that fell silent is found again by any prompt that it tells of.
+        may_owe = len(self._ranks) == 1 or self._hearing is not Hearing.SILENT
+        is_owed = self._owed is not None and may_owe and not self._is_told(self._owed[1])
         if not is_owed and self._cache.is_reported(chain):
             self._owed = self._now_s(), chain
 
     def resync(self) -> None:
         """Begin anew: the engine restarted."""
-        self._feed.resync()
+        for feed, rank in zip(self._feeds, self._ranks, strict=True):
+            feed.resync()
+            rank.hearing = Hearing.NOTHING
         self._turn(Hearing.NOTHING)
 
-    # ---- the feed's sink ------------------------------------------------------------------------
+    # ---- the feeds' sink ------------------------------------------------------------------------
 
-    def heard(self, batch: Batch) -> None:
-        """Take the next batch."""
-        self._owed = None
-        is_cleared = any(isinstance(event, AllBlocksCleared) for event in batch.events)
-        if self._hearing is Hearing.SILENT or is_cleared:
-            self._turn(Hearing.WHOLE)
-        self._cache.heard(batch.events, at_s=self._now_s())
+    def heard(self, batch: Batch, *, rank: int = 0) -> None:
+        """Take a rank's next batch."""
+        is_only = len(self._ranks) == 1
+        if any(isinstance(event, AllBlocksCleared) for event in batch.events):
+            self._ranks[rank].hearing = Hearing.WHOLE
+            self._turn(self._heard_of_all())
+        elif is_only and self._hearing is Hearing.SILENT:
+            self._turn(self._heard_of_all())
+        self._cache.heard(batch.events, at_s=self._now_s(), rank=rank)
+        # Of several ranks one may be silent while others go on: what is owed must be told of.
+        if is_only or (self._owed is not None and self._is_told(self._owed[1])):
+            self._owed = None
+        if self._hearing is Hearing.SILENT and self._owed is None:
+            self._turn(self._heard_of_all())
 
-    def lost(self, *, whole: bool) -> None:
-        """Know nothing any more."""
-        if self._hearing is not Hearing.NOTHING:
-            _log.info("kv events begin anew", whole=whole)
-            self._cache.clear()
-        self._turn(Hearing.WHOLE if whole else Hearing.PART)
+    def lost(self, *, whole: bool, rank: int = 0) -> None:
+        """Know nothing of a rank any more."""
+        one = self._ranks[rank]
+        if one.hearing is not Hearing.NOTHING:
+            _log.info("kv events begin anew", whole=whole, rank=rank)
+            self._cache.lost(rank, at_s=self._now_s())
+        one.hearing = Hearing.WHOLE if whole else Hearing.PART
+        self._turn(self._heard_of_all())
+
+    def _heard_of_all(self) -> Hearing:
+        """Tell how much there is of the whole engine's word: all of each rank's, or a part."""
+        hearings = {rank.hearing for rank in self._ranks}
+        return hearings.pop() if len(hearings) == 1 else Hearing.PART
 
     # ---- duties ---------------------------------------------------------------------------------
 
@@ -200,4 +246,16 @@ class KvEvents:
             _log.info("cache", source=source, events=hearing, tokens=has_tokens, **self._counted())
 
     def _counted(self) -> dict[str, int]:
-        return {**self._feed.counts, **self.counts}
+        feeds = sum((feed.counts for feed in self._feeds), Counter[str]())
+        return {**feeds, **self.counts}
+
+
+def endpoint_of(endpoint: str, rank: int) -> str:
+    """Return where a rank publishes, or replays: its port is the first one's plus its number.
+
+    So vLLM and SGLang have it; only tcp:// endpoints have a port.
+    """
+    if not endpoint or not rank:
+        return endpoint
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + rank}"

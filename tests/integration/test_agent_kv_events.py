@@ -4,9 +4,10 @@ A scripted engine whose tokens are the bytes of the prompt, and a publisher on r
 what it stores and evicts.
 """
 
+import socket
 import zlib
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.kv_publisher import BLOCK_SIZE, CLEARED, KvPublisher, a_publisher, re
 from tests.turns import until
 from worker_agent.engine import tokenizer
 from worker_agent.engine.base import Chunk, EngineDisconnected
+from worker_agent.engine.kv_event_feed import BLOCKS_PER_TURN_MAX
 from worker_agent.kv_events import FAILURES_MAX, PROMPTS_WAITING_MAX, Hearing, KvEvents
 
 TOKEN_BYTES = 8
@@ -351,3 +353,85 @@ async def test_a_restart_that_only_the_engines_pages_tell_ends_its_word(tmp_path
         await publisher.publish(CLEARED)
         await beats_say(stage, lambda: not told.blocks)
         assert events_of(stage).hearing is Hearing.WHOLE
+
+
+def two_ports() -> int:
+    """A free port of the loopback with a free one behind it."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            with suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+
+
+async def test_every_data_parallel_rank_is_heard(tmp_path: Path) -> None:
+    """Each at a port of its own: what one holds counts until no other holds it either."""
+    port, prompt, engine = two_ports(), Prompt("shared by two ranks "), TokenizingEngine()
+    first, second = (f"tcp://127.0.0.1:{port + rank}" for rank in range(2))
+    async with (
+        a_publisher(tmp_path, replays=False, endpoint=first) as one,
+        a_publisher(tmp_path, replays=False, endpoint=second) as two,
+        an_agent(engine=engine, kv_events=first, kv_events_ranks=2) as stage,
+    ):
+        told = Told(stage)
+        await one.heard_by_one()
+        await two.heard_by_one()
+        await one.publish(removed(1))
+        await until(lambda: events_of(stage).hearing is Hearing.PART)
+        await two.publish(removed(1))
+        await until(lambda: events_of(stage).hearing is Hearing.WHOLE)
+        await run(stage, engine, prompt, "job-1")
+        await learned(stage, prompt)
+        await two.publish(prompt.stored())
+        await beats_say(stage, lambda: told.blocks == set(prompt.chain))
+        await one.publish(prompt.stored())
+        await two.publish(removed(*prompt.names))
+        await one.publish(removed(*prompt.names[9:]))
+        await beats_say(stage, lambda: told.blocks == set(prompt.chain[:4]))
+        await one.publish(CLEARED)
+        await beats_say(stage, lambda: told.blocks == set())
+
+
+async def test_a_rank_that_falls_silent_beside_one_that_does_not(tmp_path: Path) -> None:
+    """Its prompts are told of by nobody: the cache is guessed until one is told of again."""
+    port, engine = two_ports(), TokenizingEngine()
+    first, second = (f"tcp://127.0.0.1:{port + rank}" for rank in range(2))
+    fields = {"kv_events": first, "kv_events_ranks": 2, "kv_silent_s_max": 0.2}
+    async with (
+        a_publisher(tmp_path, replays=False, endpoint=first) as one,
+        a_publisher(tmp_path, replays=False, endpoint=second) as two,
+        an_agent(engine=engine, **fields) as stage,
+    ):
+        for rank in (one, two):
+            await rank.heard_by_one()
+            await rank.publish(removed(1))
+        await until(lambda: events_of(stage).hearing is Hearing.WHOLE)
+        lost, told = Prompt("of the silent rank "), Prompt("of the other one ")
+        await run(stage, engine, lost, "job-1")
+        await learned(stage, lost)
+        await one.publish(removed(2))
+        await until(lambda: events_of(stage).hearing is Hearing.SILENT)
+        await run(stage, engine, told, "job-2")
+        await learned(stage, told)
+        await one.publish(told.stored())
+        await until(lambda: events_of(stage).hearing is Hearing.WHOLE)
+
+
+async def test_a_huge_batch_takes_many_turns(tmp_path: Path) -> None:
+    """Other work of the loop goes on between its blocks."""
+    prompt = Prompt("a long one " * 5, blocks=400)
+    async with a_stage(tmp_path) as (stage, engine, publisher):
+        await run(stage, engine, prompt, "job-1")
+        await learned(stage, prompt)
+        cache, depths = stage.agent._cache, set[int]()
+        await publisher.publish(prompt.stored())
+
+        def seen() -> bool:
+            depths.add(cache._engine.depth(prompt.chain))
+            return len(prompt.chain) in depths
+
+        await until(seen)
+    assert len(prompt.names) > 10 * BLOCKS_PER_TURN_MAX
+    assert len(depths) > 5

@@ -24,9 +24,17 @@ from worker_agent.engine.kv_event_wire import (
     PAYLOAD_BYTES_MAX,
     Batch,
     MalformedEvents,
+    pieces,
     read_batch,
     read_frames,
 )
+
+BLOCKS_PER_TURN_MAX = 64
+"""Engine blocks taken in one turn of the event loop: well under a millisecond. One step of an
+engine stores up to thousands (a prompt of 100,000 tokens has 6,250)."""
+
+PAYLOAD_HERE_BYTES_MAX = 16_384
+"""Larger payloads are read in a thread: about 3,000 tokens, half a millisecond."""
 
 FRAMES_MAX = 100_000
 """Messages that may wait for us, as many as vLLM keeps for a subscriber; more are a gap."""
@@ -73,6 +81,8 @@ class KvEventFeed:
         self._next: int | None = None
         """Sequence of the next batch; None: whatever comes begins anew."""
         self._last_at_s = 0.0
+        self._begun = 0
+        """How often hearing began anew by order: what is left of a batch from before is void."""
         self.counts: Counter[str] = Counter()
         """Batches heard and replayed, gaps, restarts, malformed messages, unknown events."""
 
@@ -85,13 +95,14 @@ class KvEventFeed:
                 await self._replay(context, 0)
                 while True:
                     await self._take(context, await socket.recv_multipart())
-                    await asyncio.sleep(0)  # What waits would otherwise be taken in one turn.
+                    await asyncio.sleep(0)  # What can't be read must not fill a turn either.
         finally:
             context.term()
 
     def resync(self) -> None:
         """Begin anew with the next batch: the engine, or what we knew of it, is another."""
         self._next = None
+        self._begun += 1
 
     async def _take(self, context: "zmq.asyncio.Context", frames: list[bytes]) -> None:
         try:
@@ -99,7 +110,7 @@ class KvEventFeed:
         except MalformedEvents as error:
             self._malformed(error)
             return
-        batch = self._read(payload)
+        batch = await self._read(payload)
         if batch is not None and self._next is not None and sequence < self._next:
             if batch.at_s <= self._last_at_s:
                 return
@@ -111,9 +122,9 @@ class KvEventFeed:
             self.counts["gaps"] += 1
             _log.info("kv events missed", expected=self._next, heard=sequence)
             await self._replay(context, self._next)
-        self._place(sequence, batch)
+        await self._place(sequence, batch)
 
-    def _place(self, sequence: int, batch: Batch | None) -> None:
+    async def _place(self, sequence: int, batch: Batch | None) -> None:
         """Pass a batch on in its order; None: it can't be read."""
         if self._next is not None and sequence < self._next:
             return
@@ -124,7 +135,16 @@ class KvEventFeed:
             self._last_at_s = batch.at_s
             self.counts["batches"] += 1
             self.counts["unknown"] += batch.unknown
-            self._sink.heard(batch)
+            await self._pass_on(batch)
+
+    async def _pass_on(self, batch: Batch) -> None:
+        """Tell the sink, some blocks in each turn of the loop."""
+        begun = self._begun
+        for piece in pieces(batch, blocks_max=BLOCKS_PER_TURN_MAX):
+            if self._begun != begun:
+                return
+            self._sink.heard(piece)
+            await asyncio.sleep(0)
 
     async def _replay(self, context: "zmq.asyncio.Context", start: int) -> None:
         """Ask for all from `start` on, and place it; whatever goes wrong leaves a gap."""
@@ -141,15 +161,16 @@ class KvEventFeed:
                         return
                     sequence, payload = read_frames(frames)
                     self.counts["replayed"] += 1
-                    self._place(sequence, self._read(payload))
-                    await asyncio.sleep(0)
+                    await self._place(sequence, await self._read(payload))
             except TimeoutError:
                 self.counts["replay_timeouts"] += 1
             except MalformedEvents as error:
                 self._malformed(error)
 
-    def _read(self, payload: bytes) -> Batch | None:
+    async def _read(self, payload: bytes) -> Batch | None:
         try:
+            if len(payload) > PAYLOAD_HERE_BYTES_MAX:
+                return await asyncio.to_thread(read_batch, payload)
             return read_batch(payload)
         except MalformedEvents as error:
             self._malformed(error)

@@ -9,8 +9,8 @@ Fields that later versions add are passed over, and so are kinds of events that 
 A known event that can't be read spoils its batch: what it said of the cache is lost.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import msgspec
@@ -104,6 +104,44 @@ class Batch:
     events: tuple[KvEvent, ...]
     unknown: int = 0
     """Events of kinds not known here."""
+
+
+def pieces(batch: Batch, *, blocks_max: int) -> Iterator[Batch]:
+    """Split a batch into ones of so many blocks at most, in its order; an empty one is one piece.
+
+    A clearing counts as one block.
+    """
+    events: list[KvEvent] = []
+    room, is_first = blocks_max, True
+    for event in batch.events:
+        for part in _parts(event, blocks_max):
+            blocks = 1 if isinstance(part, AllBlocksCleared) else len(part.names)
+            if blocks > room:
+                yield Batch(batch.at_s, tuple(events))
+                events, room, is_first = [], blocks_max, False
+            events.append(part)
+            room -= blocks
+    if events or is_first:
+        yield Batch(batch.at_s, tuple(events))
+
+
+def _parts(event: KvEvent, blocks_max: int) -> Iterator[KvEvent]:
+    if isinstance(event, AllBlocksCleared) or len(event.names) <= blocks_max:
+        yield event
+        return
+    for start in range(0, len(event.names), blocks_max):
+        names = event.names[start : start + blocks_max]
+        if isinstance(event, BlockRemoved):
+            yield replace(event, names=names)
+            continue
+        size = event.block_size
+        yield replace(
+            event,
+            names=names,
+            parent=event.names[start - 1] if start else event.parent,
+            tokens=event.tokens[start * size : (start + blocks_max) * size],
+            extras=event.extras[start : start + blocks_max],
+        )
 
 
 def read_frames(frames: Sequence[bytes]) -> tuple[int, bytes]:

@@ -57,6 +57,19 @@ async def test_a_llama_engine_serves_the_configured_name() -> None:
             "kv_events_replay = '5558'",
         ),
         (
+            {"engine": "openai", "kv_events": "ipc:///e", "kv_events_ranks": 2},
+            "each of 2 ranks publishes at a port of its own, so give tcp://host:port",
+        ),
+        (
+            {
+                "engine": "openai",
+                "kv_events": "tcp://h:5557",
+                "kv_events_replay": "tcp://h:65535",
+                "kv_events_ranks": 2,
+            },
+            "kv_events_replay = 'tcp://h:65535': the ports of 2 ranks end above 65535",
+        ),
+        (
             {"engine": "openai", "kv_events": "ipc:///e", "cache_sequences": 4},
             "keeps no `cache_sequences`",
         ),

@@ -12,9 +12,11 @@ from tests.kv_publisher import CLEARED, a_payload, removed, stored
 from worker_agent.engine.kv_event_wire import (
     PAYLOAD_BYTES_MAX,
     AllBlocksCleared,
+    Batch,
     BlockRemoved,
     BlockStored,
     MalformedEvents,
+    pieces,
     read_batch,
     read_frames,
 )
@@ -134,3 +136,48 @@ def test_frames_are_read_or_malformed(frames: list[bytes]) -> None:
         return
     assert sequence.to_bytes(8, "big") == frames[-2]
     assert payload is frames[-1]
+
+
+@pytest.mark.parametrize("blocks_max", [1, 2, 3, 100])
+def test_pieces_of_a_batch_say_what_it_says(blocks_max: int) -> None:
+    """In order, so many blocks each at most, a block's parent the one before it."""
+    whole = read_batch(
+        a_payload(
+            stored(range(7), list(range(7 * 16)), parent=99, extra_keys=[[n] for n in range(7)]),
+            CLEARED,
+            removed(1, 2, 3, 4, 5),
+            removed(6),
+        )
+    )
+    told: list[tuple[Any, ...]] = []
+    for piece in pieces(whole, blocks_max=blocks_max):
+        blocks = 0
+        for event in piece.events:
+            match event:
+                case AllBlocksCleared():
+                    told.append(("cleared",))
+                    blocks += 1
+                case BlockRemoved():
+                    told += [("gone", name) for name in event.names]
+                    blocks += len(event.names)
+                case BlockStored():
+                    parent = event.parent
+                    for n, name in enumerate(event.names):
+                        own = event.tokens[n * 16 : n * 16 + 16]
+                        told.append(("held", parent, name, own, event.extras[n]))
+                        parent = name
+                    blocks += len(event.names)
+        assert blocks <= blocks_max
+    assert told == [
+        *(
+            ("held", n - 1 if n else 99, n, tuple(range(n * 16, n * 16 + 16)), f"[{n}]")
+            for n in range(7)
+        ),
+        ("cleared",),
+        *(("gone", n) for n in range(1, 7)),
+    ]
+
+
+def test_an_empty_batch_is_one_piece() -> None:
+    """That nothing happened is word of the engine, too."""
+    assert list(pieces(Batch(1.0, ()), blocks_max=8)) == [Batch(1.0, ())]
