@@ -346,6 +346,7 @@ class Agent:
         self._cache.resize(facts.kv_tokens_max)
         if facts.incarnation != self._engine_incarnation:
             self._engine_incarnation = facts.incarnation
+            self.ledger.faults.clear()
             self._cache.clear()
             if self._kv_events is not None:
                 self._kv_events.resync()
@@ -402,6 +403,7 @@ class Agent:
             engine_incarnation=facts.incarnation,
             version=self._version,
             notice=self._notice()[:NOTICE_CHARS_MAX],
+            engine_faults=self.ledger.faults.jobs,
         )
 
     def _load(self) -> Load:

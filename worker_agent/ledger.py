@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 from msgspec.structs import replace
 
+from broker.wire.faults import FaultRun
 from broker.wire.ids import job_key
 from broker.wire.messages import (
     Attempt,
@@ -147,6 +148,8 @@ class Ledger:
     )
     """Attempts accepted or revoked, oldest first: none of them may start (again)."""
     _unacknowledged: int = field(init=False, default=0)
+    faults: FaultRun = field(init=False, default_factory=FaultRun)
+    """What its engine failed in a row."""
 
     @property
     def full(self) -> bool:
@@ -182,6 +185,7 @@ class Ledger:
     def end(self, running: Running, finished: Finished) -> None:
         """Free the slot. A settled job waits for its ack from here on."""
         self.drop(running)
+        self.faults.ended(finished)
         settled = finished.outcome is Outcome.SETTLED
         ack_subject = running.order.ack_subject if settled else ""
         ended = Ended(finished, ack_subject, renewed_tick_s=running.renewed_tick_s)

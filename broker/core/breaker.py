@@ -9,11 +9,11 @@ breaker; failed, the breaker stays open for twice as long, up to `open_s_max`.
       ^  ^------------- they are forgiven --------'  ^----probe failed----'  |
       '------------------------------- probe completed ----------------------'
 
-Only what says something of the engine counts: `ENGINE_FAULTS`, each charged to its attempt, and a
-completed job. A 4xx is the caller's fault; busy, draining, handed back, cancelled, out of time and
-found twice are nobody's. A worker's death is none either: whoever comes back after it is another
-engine, with a breaker of its own, and `blame` looks for the job that did it. A probe that ends so
-frees its place, and the next job is the probe.
+Only what says something of the engine counts: `wire.faults.ENGINE_FAULTS`, each charged to its
+attempt, and a completed job. A 4xx is the caller's fault; busy, draining, handed back, cancelled,
+out of time and found twice are nobody's. A worker's death is none either: whoever comes back after
+it is another engine, with a breaker of its own, and `blame` looks for the job that did it. A probe
+that ends so frees its place, and the next job is the probe.
 
 An attempt that was given before the breaker opened says nothing of the engine once it has: it
 neither closes nor keeps it open, and after the breaker closed it does not count.
@@ -27,15 +27,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from broker.core.policy import BreakerPolicy
-from broker.wire.messages import Attempt, Reason
-
-ENGINE_FAULTS = (
-    Reason.ENGINE_FAILED,
-    Reason.ENGINE_GARBAGE,
-    Reason.ENGINE_TIMEOUT,
-    Reason.STALLED,
-)
-"""What counts against a worker. Not `run_time_exceeded`: that job wrote tokens all along."""
+from broker.wire.messages import Attempt
 
 DOUBLINGS_MAX = 60
 """2.0**60 seconds are beyond any `open_s_max` already."""
@@ -50,14 +42,6 @@ class BreakerState(StrEnum):
     """It does not, until time has passed."""
     HALF_OPEN = "half_open"
     """One at a time, to see how that ends."""
-
-
-def is_fault(reason: Reason, *, charged: bool) -> bool:
-    """Say whether a failure counts against the worker; an engine without room (429) is uncharged.
-
-    Source: `worker_agent.attempt` charges all but busy, handed back and stopped.
-    """
-    return charged and reason in ENGINE_FAULTS
 
 
 def open_s(openings: int, policy: BreakerPolicy) -> float:
@@ -91,6 +75,11 @@ class Breaker:
         if self.state is BreakerState.HALF_OPEN:
             return self.probe is None
         return self.state is BreakerState.CLOSED
+
+    def doubt(self, at_s: float) -> None:
+        """Try one job first: the engine failed the last ones, as its agent says."""
+        self.state, self.probe = BreakerState.HALF_OPEN, None
+        self.counts_from_s = at_s
 
     def given(self, attempt: Attempt) -> bool:
         """Note a dispatch; while half-open it is the probe, which is said."""

@@ -7,6 +7,9 @@ counted at the first is taken back. So such jobs open no breaker of a sound work
 in a fleet that is sick as a whole nobody completes anything, and every breaker opens. (Waiting for
 the second failure before anything counts would feed a black hole for a back-off longer.)
 
+A new leader has no breakers, but agents tell how many jobs their engine failed in a row: such a
+worker is tried with one job before it gets more.
+
 Time comes with ticks. With all of a pool open jobs wait at the broker, where they are not charged,
 and each worker is tried in its own time.
 """
@@ -14,9 +17,10 @@ and each worker is tried in its own time.
 from itertools import islice
 
 from broker.core.alarms import Alarms
-from broker.core.breaker import BreakerState, is_fault
+from broker.core.breaker import BreakerState
 from broker.core.mind import Mind
 from broker.core.state import Lease, Worker
+from broker.wire.faults import is_fault
 from broker.wire.messages import Reason
 
 TICK_WORKERS_MAX = 256
@@ -61,6 +65,15 @@ class Breakers:
         """Take a completed attempt, while its lease still stands."""
         mind = self._mind
         mind.fleet.workers[lease.worker].breaker.completes(lease.attempt, at_s=mind.at_s)
+
+    def joined(self, worker: Worker, *, faults: int) -> None:
+        """Meet a worker; one that failed as many jobs in a row as open a breaker is tried first.
+
+        What opened it under another leader is not known, and how long ago: a probe finds out.
+        """
+        failures_max = self._mind.policy.breaker.failures_max
+        if failures_max and faults >= failures_max:
+            worker.breaker.doubt(self._mind.at_s)
 
     def engine_restarted(self, worker: Worker) -> None:
         """Trust a new engine."""

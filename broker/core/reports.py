@@ -110,6 +110,7 @@ class Reports:
         worker.incarnation = beat.incarnation
         worker.engine_incarnation = beat.engine_incarnation
         worker.models, worker.slots = beat.models, beat.slots
+        self._breakers.joined(worker, faults=beat.engine_faults)
         mind.router.joined(worker)
         self._leases.joined(worker)
         return worker

@@ -12,6 +12,7 @@ from broker.core.events import JobSpec
 from broker.engine_model.decode_meter import DecodeMeter
 from broker.sim.host import Host
 from broker.sim.request import Request
+from broker.wire.faults import FaultRun
 from broker.wire.messages import (
     Answer,
     Attempt,
@@ -65,6 +66,7 @@ class Agent:
         self._sequence = 0
         self._summaries = 0
         self._finished: list[Finished] = []
+        self._faults = FaultRun()
         self._meter = DecodeMeter()
         self._decoded = (host.lives, 0, 0.0)
         """Of the engine when it was last looked at: its life, tokens and seconds of its answers."""
@@ -143,9 +145,12 @@ class Agent:
         """Note that the engine died, and what ran there with it; returns what is told at once."""
         self.ready_at_s = at_s + ENGINE_START_S
         self._wants_full = True
-        return [self.fail(key, Reason.WORKER_LOST) for key in list(self.runs)]
+        lost = [self.fail(key, Reason.WORKER_LOST) for key in list(self.runs)]
+        self._faults.clear()
+        return lost
 
     def _keep(self, finished: Finished) -> Finished:
+        self._faults.ended(finished)
         if len(self._finished) < FINISHED_MAX:
             self._finished.append(finished)
         return finished
@@ -184,6 +189,7 @@ class Agent:
             ),
             summary=self._summary(),
             engine_incarnation=host.lives,
+            engine_faults=self._faults.jobs,
         )
 
     def _decode_tokens_s(self) -> float:

@@ -61,7 +61,8 @@ class Overtaking:
         """
         claims = {one.key: one for one in scheduler.views.claims()}
         workers = {one.worker: one for one in scheduler.views.workers()}
-        patience = {key: self._patience_s(job, workers) for key, job in waiting.items()}
+        rate = self._slowest_tokens_s(workers)
+        patience = {key: self._patience_s(job, rate) for key, job in waiting.items()}
         for key, claim in claims.items():
             job, before = waiting.get(key), self._claims.get(key)
             if job is None or not claim.worker:
@@ -70,15 +71,17 @@ class Overtaking:
                 late_from_s = job.enqueued_at_s + patience[key]
                 self._check_kept(claim, job, late_from_s, gone, dispatched)
             self._check_goes(scheduler, claim, job, workers.get(claim.worker))
-        late = {
-            key: None
-            for key, job in waiting.items()
-            if self._is_plain(job)
-            and self._lacks_room(scheduler, key)
-            and at_s > job.enqueued_at_s + patience[key] + ROUNDING_S
-        }
-        if self._is_alone and not claims and not self._claims:
-            self._check_claimed(late, waiting, patience, gone)
+        late: dict[str, None] = {}
+        if self._is_alone:
+            late = {
+                key: None
+                for key, job in waiting.items()
+                if at_s > job.enqueued_at_s + patience[key] + ROUNDING_S
+                and self._is_plain(job)
+                and self._lacks_room(scheduler, key)
+            }
+            if not claims and not self._claims:
+                self._check_claimed(late, waiting, patience, gone)
         self._claims, self._late = claims, late
 
     def _check_claimed(
@@ -121,8 +124,9 @@ class Overtaking:
         is_empty = not worker.inflight_jobs and not worker.kv_base_tokens
         is_open = worker.ready and not worker.draining and not worker.held_off
         waits = is_empty and is_open and worker.phase == "live" and worker.breaker == "closed"
-        lacks = self._lacks_room(scheduler, claim.key)
-        require(not (waits and lacks), f"{claim.key} waits for {claim.worker}, which is empty")
+        if waits:
+            lacks = self._lacks_room(scheduler, claim.key)
+            require(not lacks, f"{claim.key} waits for {claim.worker}, which is empty")
 
     def _is_plain(self, job: JobSpec) -> bool:
         return job.deadline_at_s is None and not job.adapter and job.key not in self._failed
@@ -132,10 +136,12 @@ class Overtaking:
         why = scheduler.views.why(key)
         return why is not None and not why.leased and why.held_by is HeldBy.ROOM
 
-    def _patience_s(self, job: JobSpec, workers: Mapping[str, WorkerView]) -> float:
-        """Tell for how long others may go first, by the slowest rate that the mind may go by."""
+    def _slowest_tokens_s(self, workers: Mapping[str, WorkerView]) -> float:
+        """Tell the slowest prefill rate that the mind may go by."""
         rates = [one.prefill_tokens_s for one in workers.values() if one.prefill_tokens_s]
+        return min(self._prefill_tokens_s, *rates, math.inf)
+
+    def _patience_s(self, job: JobSpec, prefill_tokens_s: float) -> float:
+        """Tell for how long others may go first."""
         credit = self._order.wait_credit
-        if not credit:
-            return math.inf
-        return job.prompt_tokens / min(self._prefill_tokens_s, *rates, math.inf) / credit
+        return job.prompt_tokens / prefill_tokens_s / credit if credit else math.inf

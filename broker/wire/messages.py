@@ -354,6 +354,8 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     version: ShortText = ""
     notice: ShortText = ""
     """What keeps it from ending jobs, for people: a full results stream, unconfirmed acks."""
+    engine_faults: Count = 0
+    """Different jobs that its engine failed in a row, none completed between."""
 
 
 class FirstToken(Record, frozen=True, kw_only=True, tag="first_token"):

@@ -5,14 +5,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.core.breaker import Breaker, BreakerState, is_fault, open_s
+from broker.core.breaker import Breaker, BreakerState, open_s
 from broker.core.breakers import TICK_WORKERS_MAX
-from broker.core.decisions import HeldBy
+from broker.core.decisions import Dispatch, HeldBy
 from broker.core.events import PolicyChanged, Tick
 from broker.core.policy import BreakerPolicy, PolicyName
+from broker.wire.faults import is_fault
 from broker.wire.messages import Reason
 from tests.builders import an_attempt
 from tests.unit.core.breaker_world import COMPLETED, FAULTS, BreakerWorld, retried
+from tests.unit.core.cluster import Cluster, a_policy, of, only
 
 FAILED = retried(Reason.ENGINE_FAILED)
 
@@ -350,3 +352,36 @@ def test_slots_for_new_jobs_follow_the_breaker() -> None:
     world.submit()
     seen.append(world.views["w0"].slots_for_new)
     assert seen == [5, 0, 1, 0]
+
+
+def test_a_worker_that_failed_its_last_jobs_is_tried_with_one() -> None:
+    """So its agent says to a leader that has not met it; fewer than open a breaker say nothing."""
+    cluster = Cluster()
+    cluster.join("sound", "doubtful", engine_faults=2)
+    assert {one.breaker for one in cluster.scheduler.views.workers()} == {"closed"}
+    cluster = Cluster()
+    cluster.join("doubtful", engine_faults=3)
+    (view,) = cluster.scheduler.views.workers()
+    assert (view.breaker, view.slots_for_new) == ("half_open", 1)
+    probe = only(Dispatch, cluster.hold_many(3))
+    assert probe.explanation.is_probe
+    assert len(of(Dispatch, cluster.end(probe))) == 2
+    (view,) = cluster.scheduler.views.workers()
+    assert view.breaker == "closed"
+
+
+def test_a_worker_that_is_known_is_not_doubted_by_what_it_counts() -> None:
+    """Its leader has seen each of those failures, and who was to blame."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.beat("w1", engine_faults=9)
+    (view,) = cluster.scheduler.views.workers()
+    assert view.breaker == "closed"
+
+
+def test_without_breakers_nobody_is_doubted() -> None:
+    """Zero failures open none."""
+    cluster = Cluster(a_policy(breaker=BreakerPolicy(failures_max=0)))
+    cluster.join("w1", engine_faults=9)
+    (view,) = cluster.scheduler.views.workers()
+    assert view.breaker == "closed"
