@@ -398,7 +398,11 @@ async def test_a_rank_that_falls_silent_beside_one_that_does_not(tmp_path: Path)
     """Its prompts are told of by nobody: the cache is guessed until one is told of again."""
     port, engine = two_ports(), TokenizingEngine()
     first, second = (f"tcp://127.0.0.1:{port + rank}" for rank in range(2))
-    fields = {"kv_events": first, "kv_events_ranks": 2, "kv_silent_s_max": 0.2}
+    fields: dict[str, Any] = {
+        "kv_events": first,
+        "kv_events_ranks": 2,
+        "kv_silent_s_max": 0.2,
+    }
     async with (
         a_publisher(tmp_path, replays=False, endpoint=first) as one,
         a_publisher(tmp_path, replays=False, endpoint=second) as two,
