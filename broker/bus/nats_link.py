@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from broker.bus.background import Background
 from broker.bus.base import BusError, LinkDown, Timeout
@@ -31,6 +31,9 @@ WATCH_INTERVAL_S = 2.0
 
 SILENT_PINGS_MAX = 2
 """Pings without answer until the link is given up: one may be our own busy loop, two are not."""
+
+PORT = 4222
+"""Where NATS listens if nothing else is said."""
 
 VERSION_MIN = (2, 12)
 """Older servers silently ignore stream settings that we rely on."""
@@ -59,23 +62,21 @@ class LinkOptions:
 
 
 def parse_urls(url: str | Sequence[str], credentials: Credentials) -> LinkOptions:
-    """Read server URLs (comma-separated in a string); a user in one fills empty credentials."""
+    """Read server URLs (comma-separated in a string); a user in one fills empty credentials.
+
+    Raises BusError.
+    """
     given = url.split(",") if isinstance(url, str) else list(url)
     urls: list[str] = []
     user, password, token = credentials.user, credentials.password, credentials.token
     for one in given:
-        text = one.strip() if "://" in one else f"nats://{one.strip()}"
-        parts = urlsplit(text)
-        if parts.scheme not in ("nats", "tls") or not parts.hostname:
-            message = f"not a NATS URL: {one!r} (nats://host:port)"
-            raise BusError(message)
+        parts, host, port = _parts(one)
         if parts.username and not user and not token:
             if parts.password:
                 user, password = unquote(parts.username), unquote(parts.password)
             else:
                 token = unquote(parts.username)
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        urls.append(f"{parts.scheme}://{host}:{parts.port or 4222}")
+        urls.append(f"{parts.scheme}://{host}:{port}")
     return LinkOptions(
         urls=tuple(urls),
         name="",
@@ -83,6 +84,21 @@ def parse_urls(url: str | Sequence[str], credentials: Credentials) -> LinkOption
             user, password, token, creds_file=credentials.creds_file, tls=credentials.tls
         ),
     )
+
+
+def _parts(url: str) -> tuple[SplitResult, str, int]:
+    """Take a URL apart; also its host as a URL has it, and its port. Raises BusError."""
+    text = url.strip()
+    message = f"not a NATS URL: {url!r} (nats://host:port)"
+    try:
+        parts = urlsplit(text if "://" in text else f"nats://{text}")
+        port = PORT if parts.port is None else parts.port
+    except ValueError as error:
+        raise BusError(message) from error
+    if parts.scheme not in ("nats", "tls") or not parts.hostname or not port:
+        raise BusError(message)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return parts, host, port
 
 
 class Link:

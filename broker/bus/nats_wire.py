@@ -82,9 +82,11 @@ class Wire(Client):
         self._contained = Contained(counts, "bus")
         self._trouble: list[str] = []
         self._pong_waiters: deque[asyncio.Future[bool]] = deque()
+        self._must_encrypt = False
 
     async def dial(self, url: str, *, name: str, credentials: Credentials) -> None:
         """Connect, or raise LinkDown, RefusedCredentials, BusError. Bounded by the caller."""
+        self._must_encrypt = url.startswith("tls://") or credentials.tls is not None
         creds = credentials.creds_file
         if creds is not None and not await asyncio.to_thread(creds.is_file):
             message = f"no credentials file {creds}"
@@ -108,7 +110,7 @@ class Wire(Client):
             )
         except (OSError, nats.errors.Error, TimeoutError, asyncio.IncompleteReadError) as error:
             await self.end()
-            said = "; ".join([*self._trouble, str(error)])
+            said = "; ".join(dict.fromkeys([*self._trouble, str(error)]))
             if _REFUSED.search(said):
                 message = f"{url} refused our credentials"
                 raise RefusedCredentials(message) from error
@@ -125,6 +127,18 @@ class Wire(Client):
             raise
         assert self._reading_task is not None
         self._reading_task.add_done_callback(lambda _: self._tell_lost("the reading task ended"))
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 - the client calls it so
+        """Hear what the server is; before who we are is said, see that nobody else will hear it.
+
+        The client alone encrypts only where the server insists, whatever the URL says.
+        """
+        if initial_connection and self._must_encrypt and not info.get("tls_required"):
+            if not info.get("tls_available"):
+                message = "this server has no TLS; take nats:// if the way there is safe"
+                raise nats.errors.Error(message)
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection=initial_connection)
 
     async def end(self, *, flush: bool = False) -> None:
         """Close without telling; with `flush`, what was sent before goes out first. Idempotent."""

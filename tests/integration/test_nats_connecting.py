@@ -77,6 +77,28 @@ class TestConnecting:
         assert bus.connected
         await bus.close()
 
+    @pytest.mark.parametrize(
+        ("offers", "heard"), [(b"", b""), (b', "tls_available": true', b"\x16")]
+    )
+    async def test_tls_is_never_left_out(self, offers: bytes, heard: bytes) -> None:
+        """tls:// to a server without TLS sends nothing, no password; where TLS may be, it begins.
+
+        The client alone encrypts only where the server insists.
+        """
+        info = b'INFO {"version": "2.15.1", "auth_required": true, "max_payload": 8000000%s}\r\n'
+        sent: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(info % offers)
+            sent.put_nowait(await reader.read(1))
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            with pytest.raises(LinkDown, match=None if offers else "has no TLS"):
+                await connect(f"tls://lane:hush@127.0.0.1:{port}", name="t", connect_timeout_s=0.3)
+            assert await sent.get() == heard
+
     async def test_something_that_is_no_nats(self) -> None:
         """A port that says nothing, or something else, is an error in bounded time."""
 

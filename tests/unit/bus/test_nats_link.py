@@ -40,10 +40,25 @@ def test_given_credentials_go_before_those_in_a_url() -> None:
     assert (options.credentials.user, options.credentials.password) == ("c", "d")
 
 
-@pytest.mark.parametrize("url", ["", "http://h", "nats://", "ws://h:1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "http://h",
+        "nats://",
+        "ws://h:1",
+        "a,,b",
+        "h:99999",
+        "h:-1",
+        "h:0",
+        "h:abc",
+        "[::1",
+        "::",
+    ],
+)
 def test_not_a_url(url: str) -> None:
-    """Other schemes and empty hosts are refused."""
-    with pytest.raises(BusError):
+    """Other schemes, empty hosts and impossible ports are refused with the URL, in one sentence."""
+    with pytest.raises(BusError, match="not a NATS URL"):
         parse_urls(url, NOBODY)
 
 
