@@ -1,5 +1,6 @@
 """One input line becomes a request, or one error with its number. Pure."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -9,6 +10,13 @@ import orjson
 from producers.request import ENDPOINTS
 
 CUSTOM_ID_CHARS_MAX = 512
+
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How a file of that encoding begins: what PowerShell's `>` writes."""
+
+_CUT_OFF = re.compile("truncated|unexpected end of data")
+_PLACE = re.compile(r": line 1 column \d+ \(char (\d+)\)$")
+"""A parser's word on where it stopped; its line is not the file's."""
 
 
 class Code(StrEnum):
@@ -80,7 +88,7 @@ def parse_line(text: bytes, number: int, *, endpoint: str) -> Request | BadLine:
     except msgspec.ValidationError as error:
         return _no_request(text, number, error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _bad(number, None, Code.INVALID_JSON_LINE, str(error))
+        return _no_json(text, number, error)
     known_id = line.custom_id
     if not 0 < len(known_id) <= CUSTOM_ID_CHARS_MAX:
         told = f"custom_id has {len(known_id)} characters; it may have 1 to {CUSTOM_ID_CHARS_MAX}"
@@ -111,8 +119,21 @@ def _no_request(text: bytes, number: int, error: msgspec.ValidationError) -> Bad
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError as broken:
-        return _bad(number, None, Code.INVALID_JSON_LINE, str(broken))
+        return _no_json(text, number, broken)
     return _bad(number, _id_of(text), Code.INVALID_REQUEST, str(error))
+
+
+def _no_json(text: bytes, number: int, error: Exception) -> BadLine:
+    """Tell what is no JSON; of a file in another form, what form it must have."""
+    if number == 1 and text.startswith(UTF_16):
+        said = "the file is UTF-16; save it as UTF-8"
+    elif text.startswith(b"["):
+        said = "a JSON array begins here; a batch has one object a line (jq -c '.[]' makes it so)"
+    elif text.startswith(b"{") and _CUT_OFF.search(str(error)):
+        said = "the object does not end on its line; one line each (jq -c . makes it so)"
+    else:
+        said = _PLACE.sub(r" (byte \1)", str(error))
+    return _bad(number, None, Code.INVALID_JSON_LINE, said)
 
 
 def _id_of(text: bytes) -> str | None:

@@ -14,6 +14,7 @@ import xxhash
 import zstandard
 
 from producers.batch.errors import InputUnusable
+from producers.batch.lines import UTF_16
 
 STDIN = "-"
 
@@ -25,6 +26,13 @@ READ_BYTES = 1 << 20
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_OTHER_FORMS = {
+    **dict.fromkeys(UTF_16, "UTF-16; save it as UTF-8"),
+    b"PK\x03\x04": "a zip archive; unpack it, or use .gz or .zst",
+    b"BZh": "bzip2; unpack it, or use .gz or .zst",
+    b"\xfd7zX": "xz; unpack it, or use .gz or .zst",
+}
+"""Beginnings that no line of JSON has: each line would fail alone, a million error lines."""
 _BOM = b"\xef\xbb\xbf"
 _BLANK = b" \t\r\n\x0b\x0c"
 
@@ -116,6 +124,10 @@ def open_input(path: str) -> Generator[Source]:
 def _decompressed(source: _Peekable, path: str) -> Source:
     with _told(path):
         magic = source.peek(len(_ZSTD_MAGIC))[: len(_ZSTD_MAGIC)]
+    for begin, form in _OTHER_FORMS.items():
+        if magic.startswith(begin):
+            message = f"{path} is {form}; nothing was submitted"
+            raise InputUnusable(message)
     if magic.startswith(_GZIP_MAGIC):
         return gzip.GzipFile(fileobj=cast("BinaryIO", source))
     if magic == _ZSTD_MAGIC:

@@ -1,6 +1,8 @@
 """Lines from plain, gzip and zstd files: numbers, ends, damage, bounds."""
 
+import bz2
 import gzip
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +67,24 @@ def test_a_plain_file_under_a_compressed_name_is_told(tmp_path: Path, name: str)
     """Rather than a million invalid lines."""
     with pytest.raises(InputUnusable, match="though it is named so"):
         texts(a_file(tmp_path, b"{}\n", name=name))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("{}\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
+        (b"\xfe\xff\x00{\x00}", "is UTF-16; save it as UTF-8"),
+        (b"PK\x03\x04...", "is a zip archive"),
+        (bz2.compress(b"{}\n"), "is bzip2"),
+        (lzma.compress(b"{}\n"), "is xz"),
+    ],
+)
+def test_a_file_in_another_form_is_one_error(tmp_path: Path, data: bytes, said: str) -> None:
+    """What no line of JSON begins with is told of the file, not of each of its lines."""
+    path = a_file(tmp_path, data)
+    for look in (survey, texts):
+        with pytest.raises(InputUnusable, match=said):
+            look(path)
 
 
 @pytest.mark.parametrize(
