@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ops.cli import batch_stored
 from ops.cli.connection import HERE, Cluster
@@ -46,7 +47,12 @@ ErrorsFlag = Annotated[
     Parameter(name="--errors", help="Where failed lines go; default: OUT.errors.jsonl."),
 ]
 ConcurrencyFlag = Annotated[
-    int, Parameter(name="--concurrency", help="Jobs in the cluster at once, at most.")
+    int,
+    Parameter(
+        name="--concurrency",
+        help="Jobs in the cluster at once, at most.",
+        validator=Number(gte=1),
+    ),
 ]
 QuietFlag = Annotated[
     bool, Parameter(name=("--quiet", "-q"), negative="", help="Show no progress.")
@@ -97,14 +103,11 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
     """
     from producers.batch.plan import Plan, default_errors
 
-    if concurrency < 1:
-        message = "--concurrency must be 1 or more"
-        raise Misused(message)
     found = settings(config, cluster, lane=lane)
     plan = Plan(
         input=input_file,
-        output=output.resolve(),
-        errors=(errors or default_errors(output)).resolve(),
+        output=_resolved(output),
+        errors=_resolved(errors or default_errors(output)),
         lane=lane_of(found),
         window_s=None if window is None else seconds(window, what="--window"),
         endpoint=endpoint,
@@ -112,6 +115,12 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
         detach=detach,
     )
     return _run(plan, found, quiet=quiet)
+
+
+def _resolved(path: Path) -> Path:
+    """The file that is meant; what leads to none (`/dev/stdout`) keeps the name it is told by."""
+    found = path.resolve()
+    return path if path.exists() and not found.exists() else found
 
 
 @app.command
@@ -152,7 +161,7 @@ def retry(
     from producers.batch.state import read_identity
 
     found = settings(config, cluster, lane=None)
-    output = output.resolve()
+    output = _resolved(output)
     try:
         identity = read_identity(output)
     except BatchError as error:
@@ -166,7 +175,7 @@ def retry(
     plan = Plan(
         input=input_file or identity.input,
         output=output,
-        errors=(errors or default_errors(output)).resolve(),
+        errors=_resolved(errors or default_errors(output)),
         lane=identity.lane,
         window_s=None if window is None else seconds(window, what="--window"),
         concurrency=concurrency,

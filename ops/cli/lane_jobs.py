@@ -43,15 +43,20 @@ async def lane_client(
         async with connect_bus(found.nats, name="inferlane-cli") as bus:
             known = await lanes_of(bus)
             named = lane_of(found) if found.lane else only_lane(known)
-            if known and named not in known:
-                message = f"no such lane: {named}. Known: {', '.join(known)}"
-                raise CommandError(message)
+            check_lane(named, known)
             async with Client(bus, lane=named, config=found.client) as client:
                 yield client
     except errors.Unreachable as error:
         raise Unreachable(str(error)) from error
     except errors.ProducerError as error:
         raise CommandError(str(error)) from error
+
+
+def check_lane(lane: str, lanes: list[str]) -> None:
+    """See that the cluster has a lane, as far as its lanes are known. Raises CommandError."""
+    if lanes and lane not in lanes:
+        message = f"no such lane: {lane}. Known: {', '.join(lanes)}"
+        raise CommandError(message)
 
 
 def only_lane(lanes: list[str]) -> str:

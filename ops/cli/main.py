@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = make_app(_asked(given))(given, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except cyclopts.CycloptsError as error:
-        return _fail(f"{error} See `inferlane --help`.", ExitCode.USAGE)
+        return _fail(f"{_misuse(error, given)} See `inferlane --help`.", ExitCode.USAGE)
     except BrokenPipeError:
         # The reader (`head`, a pager) has had enough. Keep Python from failing again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -148,6 +148,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(text: str, code: ExitCode) -> ExitCode:
     sys.stderr.write(f"inferlane: {text}\n")
     return code
+
+
+def _misuse(error: cyclopts.CycloptsError, arguments: Sequence[str]) -> str:
+    """Say what is wrong in the arguments; a value with a dash before it isn't taken for absent."""
+    if isinstance(error, cyclopts.MissingArgumentError) and error.keyword in arguments:
+        following = arguments[arguments.index(error.keyword) + 1 :]
+        if following and following[0].startswith("-") and not following[0].startswith("--"):
+            return f"{error.keyword} takes no value that begins with a dash: {following[0]!r}."
+    return str(error)
 
 
 def _asked(arguments: Sequence[str]) -> str:

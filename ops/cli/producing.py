@@ -49,5 +49,5 @@ def seconds(text: str, *, what: str) -> float:
 
     if (total := parse_duration_s(text)) > 0:
         return total
-    message = f"{what} {text!r} is no duration; write 90s, 30m, 24h or 1d12h"
+    message = f"{what} {text!r} is no duration of up to 10 years; write 90s, 30m, 24h or 1d12h"
     raise Misused(message)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # `--help` must answer before the simulator is imported.
     from broker.sim.request import Workload
     from broker.sim.runs import Setting
 
+WORKERS_MAX = 10_000
+"""More than one broker leads; each modelled worker takes memory and time of every event."""
+
 PARTS = ("all", "first-half", "second-half")
 
 
@@ -33,7 +36,7 @@ class Point:
     part: str = "all"
     """Of the trace: all, first-half, second-half, or a number of requests from its head."""
 
-    workers: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+    workers: Annotated[int, Parameter(validator=Number(gte=1, lte=WORKERS_MAX))] = 8
     """Workers, all alike."""
 
     blocks_per_worker: Annotated[int, Parameter(validator=Number(gte=1))] = 2000

@@ -1,6 +1,7 @@
 """`inferlane submit`: put one request in, and print its answer."""
 
 import sys
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 
 from ops.cli.connection import HERE, Cluster
 from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable
-from ops.cli.lane_jobs import only_lane
+from ops.cli.lane_jobs import check_lane, only_lane
 from ops.cli.producing import ConfigFlag, LaneFlag, lane_of, seconds, settings
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def submit(  # noqa: PLR0913 - one parameter is one flag.
         uvloop.run(_submit(found, request, fields, as_json=json))
     except errors.Unreachable as error:
         raise Unreachable(str(error)) from error
+    except errors.BadRequest as error:
+        raise Misused(str(error)) from error
     except errors.ProducerError as error:
         raise CommandError(_with_engines_word(error)) from error
     return ExitCode.OK
@@ -92,10 +95,14 @@ class _Request:
             message = "give either a prompt or --body FILE"
             raise Misused(message)
         try:
-            self.raw = None if body is None else body.read_bytes()
+            self.raw = None if body is None else body.read_bytes().removeprefix(BOM_UTF8)
             self.prompt = sys.stdin.read() if prompt == "-" else prompt
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"the request can't be read: {error}"
+        except OSError as error:
+            said = (error.strerror or str(error)).lower()
+            message = f"{body or 'the prompt'} can't be read: {said}"
+            raise Misused(message) from error
+        except UnicodeDecodeError as error:
+            message = "the prompt is not UTF-8; send it with that encoding"
             raise Misused(message) from error
         self.model = model
         self.max_tokens = max_tokens
@@ -106,8 +113,11 @@ class _Request:
             return self.raw
         model = self.model or next(iter(client.offer.models if client.offer else ()), "")
         if not model:
-            message = "name a --model: the lane's offer can't be read"
-            raise Misused(message)
+            message = (
+                f"what lane {client.lane!r} offers can't be read: has a broker run here? See "
+                "`inferlane doctor`"
+            )
+            raise Unreachable(message)
         body: dict[str, object] = {
             "model": model,
             "messages": [{"role": "user", "content": self.prompt}],
@@ -124,7 +134,9 @@ async def _submit(
     from producers.door import lanes_of
 
     async with connect_bus(found.nats, name="inferlane-submit") as bus:
-        lane = found.lane or only_lane(await lanes_of(bus))
+        known = await lanes_of(bus)
+        lane = found.lane or only_lane(known)
+        check_lane(lane, known)
         async with Client(bus, lane=lane, config=found.client) as client:
             await _ask(client, request, fields, as_json=as_json)
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -271,9 +272,13 @@ def test_nothing_to_connect_to_is_exit_code_3(tmp_path: Path) -> None:
         (["--concurrency", "0"], "--concurrency"),
         (["--window", "soon"], "no duration"),
         (["--window", "0s"], "no duration"),
+        (["--window", "-5h"], "--window takes no value that begins with a dash: '-5h'"),
+        (["--window", "9999999999d"], "no duration of up to 10 years"),
         (["--lane", "a b"], "lane"),
         (["--output", "/nowhere/out.jsonl"], "no folder"),
         (["--output", "/dev/null"], "regular file"),
+        (["--output", "/dev/stdout"], "/dev/stdout is no regular file"),
+        (["--output", "-"], "--output takes no value that begins with a dash: '-'"),
         (["--errors", "out.jsonl"], "can't both go"),
         (["--output", "in.jsonl"], "is the input itself"),
         (["--config", "absent.toml"], "absent.toml"),
@@ -323,6 +328,32 @@ def test_submit_prints_the_answer(nats_server: NatsServer, responding: Respondin
     assert "it offers: tiny" in told
 
 
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--lane", "nowhere"], 1, "no such lane: nowhere. Known: acme"),
+        (["--band", "9"], 2, "band 9 is none of"),
+        (["--job-id", "a b"], 2, "job id 'a b'"),
+        (["--endpoint", "/v1/nope"], 2, "'/v1/nope' is none of"),
+        (["--deadline", "99999999999999h"], 2, "no duration of up to 10 years"),
+    ],
+)
+def test_submit_tells_what_would_be_right(
+    nats_server: NatsServer, responding: Responding, more: list[str], code: int, said: str
+) -> None:
+    """Wrong usage is exit code 2, what this cluster lacks 1; both in a sentence."""
+    assert responding
+    ended, _, told = run("submit", "Hello", "--nats", nats_server.url, *more)
+    assert (ended, said in told) == (code, True), told
+
+
+def test_submit_without_a_cluster_says_so(nats_server: NatsServer) -> None:
+    """A server on which no broker has run: not the model is missing."""
+    code, _, told = run("submit", "Hello", "--nats", nats_server.url, "--lane", "acme")
+    assert code == 3
+    assert "has a broker run here?" in told
+
+
 def test_ctrl_c_cancels_what_was_submitted(nats_server: NatsServer) -> None:
     """Nobody waits for the answer any more, so it isn't made; exit code 130."""
     slow = Responding(nats_server.url, run_s=2.0)
@@ -338,9 +369,9 @@ def test_ctrl_c_cancels_what_was_submitted(nats_server: NatsServer) -> None:
 def test_submit_reads_a_body_and_streams(
     tmp_path: Path, nats_server: NatsServer, responding: Responding
 ) -> None:
-    """--body takes a whole request; --stream prints what comes, here the whole answer."""
+    """--body takes a whole request, Windows' mark before it or not; --stream prints what comes."""
     body = tmp_path / "body.json"
-    body.write_bytes(orjson.dumps({"model": "tiny", "messages": []}))
+    body.write_bytes(BOM_UTF8 + orjson.dumps({"model": "tiny", "messages": []}))
     code, said, told = run("submit", "--body", str(body), "--nats", nats_server.url, "--stream")
     assert (code, said) == (0, "hi\n"), told
     code, _, told = run("submit", "--nats", nats_server.url)

@@ -133,6 +133,7 @@ def test_sweep_begins_with_what_ships(tmp_path: Path, capsys: pytest.CaptureFixt
         (["run", *EXCERPT, "--blocks-per-worker", "3"], "give it more blocks"),
         (["run", *EXCERPT, "--report", "/absent/a.json"], "/absent/a.json can't be written"),
         (["run", *EXCERPT, "--workers", "0"], "--workers"),
+        (["run", *EXCERPT, "--workers", "100000000"], "--workers"),
         (["compare", *EXCERPT, "--policies", "nobody"], "no policy is called 'nobody'"),
         (["compare", *EXCERPT, "--html", "/absent/a.html"], "/absent/a.html can't be written"),
         (["compare", *EXCERPT, "--policies", ","], "--policies names nobody"),
