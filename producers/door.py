@@ -107,12 +107,7 @@ class Door:
                 pause_s = _pause_s(tries)
             except (Timeout, LinkDown) as error:
                 if now_s > started_s + self._config.submit_s:
-                    message = (
-                        f"the cluster could not be reached for {self._config.submit_s:.0f} s; "
-                        f"whether job {job.id} was stored is not known: submit it again under "
-                        "the same id"
-                    )
-                    raise Unreachable(message) from error
+                    raise Unreachable(self._unconfirmed(job)) from error
                 pause_s = _pause_s(tries)
             tries += 1
             await asyncio.sleep(pause_s)
@@ -174,6 +169,18 @@ class Door:
             f"try again in {retry_after_s:.0f} s"
         )
         return QueueFull(message, retry_after_s=retry_after_s)
+
+    def _unconfirmed(self, job: Job) -> str:
+        for_s = f"for {self._config.submit_s:.0f} s"
+        fault = (
+            f"the message server is there and confirmed nothing {for_s} (`inferlane doctor` looks)"
+            if self._bus.connected
+            else f"the cluster could not be reached {for_s}"
+        )
+        return (
+            f"{fault}; whether job {job.id} was stored is not known: submit it again under the "
+            "same id"
+        )
 
     def _nothing_set_up(self, job: Job) -> str:
         stream = subjects.jobs_stream(self.lane, job.band)

@@ -23,6 +23,9 @@ RENEW_SHARE = 1 / 3
 STEP_DOWN_SHARE = 0.8
 """Stop leading after 0.8 T without a successful renewal: before the server frees the key."""
 
+STUCK_LIVES = 2
+"""A key that stands unrenewed for twice its life is nobody's: the server frees it after one."""
+
 POLL_S_MAX = 0.25
 """How often a candidate looks whether the key is free; a lone broker serves within T + 1 s of a
 crash."""
@@ -35,6 +38,19 @@ class Term:
     """One leadership."""
 
     epoch: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a candidate saw of the key that it can't have."""
+
+    revision: int | None = None
+    """At which it stands; None: it can't be made."""
+    since_s: float = 0.0
+    """Since when nothing about it has changed."""
+    look_at_s: float = 0.0
+    """When it is worth a look again."""
+    stuck: str = ""
 
 
 async def leader_now(bus: Bus) -> tuple[Leader, int] | None:
@@ -63,6 +79,16 @@ class Election:
         self._term = Term(epoch=0)
         self._write_s = 0.0
         self._writing_since_s: float | None = None
+        self._seen = _Seen()
+
+    @property
+    def stuck(self) -> str:
+        """Why nobody can lead, however long they wait; empty: somebody leads, or soon will.
+
+        A server whose disk was full neither stores a renewal nor frees the key, also when there is
+        room again: it takes up writing only when it is started anew.
+        """
+        return self._seen.stuck
 
     @property
     def write_s(self) -> float:
@@ -77,6 +103,7 @@ class Election:
 
     async def win(self) -> Term:
         """Wait until the key is ours."""
+        self._seen = _Seen(since_s=self._now())
         while True:
             try:
                 revision = await self._bus.kv_create(
@@ -86,15 +113,42 @@ class Election:
                     ttl_s=self._ttl_s,
                 )
             except WrongSequence:
+                await self._look_at_key()
                 await asyncio.sleep(min(POLL_S_MAX, self._ttl_s / 10))
             except BusError as error:
                 _log.warning("election.bus_unavailable", error=str(error))
+                if not isinstance(error, LinkDown):
+                    text = f"the message server stores no leader's key ({error})"
+                    self._look(None, text, at_s=self._now())
                 await asyncio.sleep(POLL_S_MAX)
             else:
+                self._seen = _Seen()
                 self._revision = revision
                 self._term = Term(epoch=revision)
                 _log.info("election.won", epoch=revision)
                 return self._term
+
+    async def _look_at_key(self) -> None:
+        """See whether the key that another has is renewed: each life of it once."""
+        at_s = self._now()
+        if at_s < self._seen.look_at_s:
+            return
+        self._seen.look_at_s = at_s + self._ttl_s
+        try:
+            entry = await self._bus.kv_get(LEADER_BUCKET, LEADER_KEY)
+        except BusError:
+            return  # Free meanwhile, or the link is down: told by the next try.
+        text = "the leader's key is neither renewed nor freed: the message server stores nothing"
+        self._look(entry.revision, text, at_s=at_s)
+
+    def _look(self, revision: int | None, trouble: str, *, at_s: float) -> None:
+        seen = self._seen
+        if revision != seen.revision:
+            self._seen = _Seen(revision, since_s=at_s, look_at_s=seen.look_at_s)
+        elif at_s >= seen.since_s + STUCK_LIVES * self._ttl_s:
+            if not seen.stuck:
+                _log.error("election.stuck", trouble=trouble)
+            seen.stuck = f"{trouble}; if its disk was full, make room and start it anew"
 
     async def keep(self, term: Term) -> None:
         """Renew the key; return when leadership is lost (or may be, at 0.8 T without a renewal)."""

@@ -90,7 +90,7 @@ class Broker:
                 "link": cut(self._bus),
                 "deliveries": risen(counts, "pulls_stalled", stalled),
                 "loop": self.loop_watch.looked_at(),
-                "store": slow(lambda: self.election.write_s),
+                "store": slow(lambda: self.election.write_s, stuck=lambda: self.election.stuck),
                 "results": full(self._scarce_lanes),
                 "accounts": self._miscounted,
                 "file": lacking(self._lacking),
@@ -197,7 +197,9 @@ class Broker:
         """Tell the status page how this process is."""
         leadership = self.leadership
         if leadership is None:
-            return Health("standby", ready=True, reason="another broker leads, or none yet")
+            stuck = self.election.stuck
+            reason = stuck or "another broker leads, or none yet"
+            return Health("standby", ready=not stuck, reason=reason)
         ago_s = leadership.loop.turned_ago_s
         role = "leader" if leadership.ready else "starting"
         reason = "" if leadership.ready else "adopting what runs"

@@ -102,10 +102,12 @@ def cut(bus: Bus) -> Look:
     return look
 
 
-def slow(write_s: Callable[[], float]) -> Look:
-    """Look whether the server needs too long to store what it is given."""
+def slow(write_s: Callable[[], float], *, stuck: Callable[[], str] = lambda: "") -> Look:
+    """Look whether the server needs too long to store what it is given, or never does."""
 
     def look() -> str:
+        if trouble := stuck():
+            return trouble
         seconds = write_s()
         return f"a write took {seconds:.1f} s" if seconds > STORE_SLOW_S else ""
 

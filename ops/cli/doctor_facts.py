@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from broker.bus import topology
 from broker.bus.base import BusError, Message, StreamSpec
 from broker.bus.nats import NatsBus, ServerInfo
 from broker.service.config import Config
+from broker.service.election import leader_now
 from broker.service.queues import topology_of
 from broker.service.snapshot import StatusView, WorkersView, WorkerView
 from broker.wire import subjects
@@ -56,6 +58,8 @@ class Facts:
     status: StatusView | None = None
     no_leader: str = ""
     """Why there is no status."""
+    key_of: str = ""
+    """The broker whose leader's key stands though none answers."""
     workers: tuple[WorkerView, ...] = ()
     server_ahead_s: float | None = None
     """The server's clock less ours."""
@@ -132,6 +136,9 @@ async def _broker(bus: NatsBus, facts: Facts) -> None:
         facts.workers = msgspec.json.decode(workers, type=WorkersView).workers
     except (CommandError, msgspec.DecodeError) as error:
         facts.no_leader = str(error)
+        with suppress(BusError):
+            leader = await leader_now(bus)
+            facts.key_of = leader[0].broker if leader is not None else ""
 
 
 async def _clocks(bus: NatsBus, facts: Facts, *, listen_s: float) -> None:

@@ -221,7 +221,14 @@ def _of_kind(facts: Facts, prefix: str) -> list[str]:
 
 def _broker(facts: Facts) -> Iterator[Finding]:
     status = facts.status
-    if status is None:
+    if status is None and facts.key_of:
+        found = f"the leader's key of broker {facts.key_of} stands, and it does not answer"
+        to_do = (
+            "if that broker is gone, the key is freed within seconds; if not, nats-server stores"
+            " nothing (its log says why; after `no space left`: make room and start it anew)"
+        )
+        yield fail("broker", found, to_do)
+    elif status is None:
         yield fail("broker", facts.no_leader or "no broker answers", "")
     else:
         found = (

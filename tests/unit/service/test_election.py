@@ -7,7 +7,8 @@ import pytest
 from broker.bus.base import BucketSpec, BusError, LinkDown, Timeout
 from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
-from broker.service.election import STEP_DOWN_SHARE, Election, Term, leader_now
+from broker.service.election import STEP_DOWN_SHARE, STUCK_LIVES, Election, Term, leader_now
+from broker.wire.codec import encode
 from broker.wire.messages import Leader
 from broker.wire.subjects import LEADER_BUCKET, LEADER_KEY
 from tests.crashing import Failing, Gate, faulty
@@ -246,3 +247,54 @@ async def test_a_renewals_time_is_told_while_it_lasts_and_after_it() -> None:
     await asyncio.gather(keeping, return_exceptions=True)
     await election.resign()
     assert election.write_s == 0.0
+
+
+async def test_a_key_that_is_neither_renewed_nor_freed_is_told() -> None:
+    """A server that was full stores nothing and frees nothing; a standby says so, and since when.
+
+    A tmpfs filled up under nats-server 2.15: no broker led again, and none said why.
+    """
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    await bus.kv_put(LEADER_BUCKET, LEADER_KEY, encode(Leader(broker="dead", epoch=1)))
+    election = an_election(bus, clock)
+    waiting = asyncio.create_task(election.win())
+    for _ in range(STUCK_LIVES):
+        await until(lambda: election._seen.look_at_s > clock.now_s())
+        assert election.stuck == ""
+        clock.advance(TTL_S)
+    await until(lambda: bool(election.stuck))
+    assert "neither renewed nor freed" in election.stuck
+    await bus.kv_delete(LEADER_BUCKET, LEADER_KEY)
+    await asyncio.wait_for(waiting, 5)
+    assert election.stuck == ""
+
+
+async def test_a_key_that_is_renewed_is_no_trouble() -> None:
+    """A standby looks for many lives of a living leader's key."""
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    await bus.kv_put(LEADER_BUCKET, LEADER_KEY, encode(Leader(broker="b2", epoch=1)))
+    election = an_election(bus, clock)
+    waiting = asyncio.create_task(election.win())
+    for _ in range(3 * STUCK_LIVES):
+        await until(lambda: election._seen.look_at_s > clock.now_s())
+        await bus.kv_put(LEADER_BUCKET, LEADER_KEY, encode(Leader(broker="b2", epoch=1)))
+        clock.advance(TTL_S)
+    assert election.stuck == ""
+    waiting.cancel()
+
+
+async def test_a_key_that_can_not_be_made_is_told() -> None:
+    """The bucket is there, and the server answers no write to it for two lives of the key."""
+    clock = ManualClock()
+    bus = await a_bus(clock)
+    failing = Failing("kv_create", Timeout("no answer"), times=999)
+    election = Election(faulty(bus, failing), broker="b1", ttl_s=TTL_S, now=clock.now_s)
+    waiting = asyncio.create_task(election.win())
+    await until(lambda: failing.raised > 0)
+    assert election.stuck == ""
+    clock.advance(STUCK_LIVES * TTL_S)
+    await until(lambda: bool(election.stuck))
+    assert "stores no leader's key (no answer)" in election.stuck
+    waiting.cancel()

@@ -61,6 +61,7 @@ def test_a_slow_store_is_one_that_needs_longer_than_its_bound() -> None:
     look = slow(lambda: taken.pop(0))
     assert look() == ""
     assert look() == "a write took 0.6 s"
+    assert slow(lambda: 0.0, stuck=lambda: "it stores nothing")() == "it stores nothing"
 
 
 def test_full_results_name_their_lanes() -> None:

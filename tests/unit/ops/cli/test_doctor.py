@@ -298,6 +298,14 @@ def test_no_leader() -> None:
     assert _judged(facts, about="workers") == []
 
 
+def test_a_key_whose_broker_is_silent() -> None:
+    """A server that was full frees no key: to start a broker, as of old, would help nobody."""
+    facts = a_cluster(status=None, no_leader="no broker leads: start one", key_of="b1", workers=())
+    (found,) = _judged(facts, about="broker")
+    assert found.found == "the leader's key of broker b1 stands, and it does not answer"
+    assert "make room and start it anew" in found.to_do
+
+
 @pytest.mark.parametrize(
     ("page", "level", "told"),
     [
