@@ -91,6 +91,8 @@ class ChoicesAssembly:
                 message = cast("Json", whole.setdefault("message", {"role": "assistant"}))
                 _merge(message, delta)
                 brought = any(v for k, v in delta.items() if k not in _NAMES)
+            elif name == "message" and value is not None:
+                whole[name] = as_object(value, "a message")
             elif name in ("text", "logprobs"):
                 _merge(whole, {name: value})
                 brought = brought or bool(value)
@@ -176,7 +178,8 @@ def _merge(whole: Json, delta: Json) -> None:
         elif isinstance(old, str) and isinstance(value, str):
             whole[name] = value if name in _NAMES else old + value
         elif isinstance(value, list) and name == "tool_calls":
-            whole[name] = _merge_calls(cast("list[object]", old or []), cast("list[object]", value))
+            calls = cast("list[object]", old if isinstance(old, list) else [])
+            whole[name] = _merge_calls(calls, cast("list[object]", value))
         elif isinstance(old, list) and isinstance(value, list):
             cast("list[object]", old).extend(cast("list[object]", value))
         elif isinstance(old, dict) and isinstance(value, dict):
@@ -190,9 +193,10 @@ def _merge_calls(calls: list[object], deltas: list[object]) -> list[object]:
     for given in deltas:
         delta = as_object(given, "a tool call")
         index = delta.get("index", len(calls))
-        same = [call for call in calls if cast("Json", call).get("index") == index]
+        known = [cast("Json", call) for call in calls if isinstance(call, dict)]
+        same = [call for call in known if call.get("index") == index]
         if same:
-            _merge(cast("Json", same[0]), delta)
+            _merge(same[0], delta)
         else:
             calls.append({**delta, "index": index})
     return calls
@@ -201,5 +205,7 @@ def _merge_calls(calls: list[object], deltas: list[object]) -> list[object]:
 def _tidy(message: Json) -> None:
     """Give a message the form it has outside streams."""
     message.setdefault("content", None)
-    for call in cast("list[Json]", message.get("tool_calls") or []):
-        call.pop("index", None)
+    calls = message.get("tool_calls")
+    for call in cast("list[object]", calls if isinstance(calls, list) else []):
+        if isinstance(call, dict):
+            cast("Json", call).pop("index", None)

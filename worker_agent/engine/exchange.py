@@ -87,7 +87,11 @@ class Exchange:
         """Return the whole answer after the stream's end. Raises EngineGarbage on half a stream."""
         assert self.assembly is not None
         whole = self.assembly.whole()
-        body = orjson.dumps(whole)
+        try:
+            body = orjson.dumps(whole)
+        except orjson.JSONEncodeError as error:  # What can be read may be nested too deep to write.
+            message = f"the answer can't be written ({error})"
+            raise EngineGarbage(message, status_code=status_code) from error
         if len(body) > RESPONSE_BYTES_MAX:
             raise AnswerTooLarge(_TOO_LARGE)
         return self._completed(status_code, body, whole)
@@ -134,9 +138,13 @@ def open_exchange(request: EngineRequest) -> Exchange:
         assembly = assembly_for(request.endpoint, choices=_choices(fields))
     options = fields.get("stream_options")
     asked = cast("Json", options) if isinstance(options, dict) else {}
+    try:
+        body = _body(request, fields, asked, streams=assembly is not None)
+    except orjson.JSONEncodeError as error:
+        raise refusal(400, f"The body is nested too deep: {error}", "invalid_json") from error
     return Exchange(
         request=request,
-        body=_body(request, fields, asked, streams=assembly is not None),
+        body=body,
         model=str(fields.get("model", "")),
         assembly=assembly,
         usage_asked=bool(asked.get("include_usage")),
@@ -212,7 +220,12 @@ def _message(body: bytes) -> str:
     for name in ("error", "message", "detail"):
         if isinstance(parsed, dict) and name in parsed:
             parsed = cast("Json", parsed)[name]
-    return parsed if isinstance(parsed, str) else _text(orjson.dumps(parsed))
+    if isinstance(parsed, str):
+        return parsed
+    try:
+        return _text(orjson.dumps(parsed))
+    except orjson.JSONEncodeError:
+        return _text(body)
 
 
 def _error_body(status_code: int, body: bytes, detail: str) -> bytes:

@@ -179,9 +179,13 @@ def address(base_url: str) -> tuple[str, str]:
             )
             raise ValueError(message)
         return "http://engine", path
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        message = f"{base_url!r}: an engine is at http://host:port or unix:/path/of.sock"
+    message = f"{base_url!r}: an engine is at http://host:port or unix:/path/of.sock"
+    try:
+        parts = urlsplit(base_url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(message) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise ValueError(message)
     return base_url.rstrip("/").removesuffix("/v1"), ""
 

@@ -219,6 +219,7 @@ def test_half_a_stream_is_no_answer(endpoint: str, event: Any) -> None:
         {"choices": [{"index": "first", "delta": {}}]},
         {"choices": [{"index": 0, "delta": "text"}]},
         {"choices": [{"index": 0, "delta": {"tool_calls": ["x"]}}]},
+        {"choices": [{"index": 0, "message": "text"}]},
         {"type": "response.completed", "response": None},
     ],
 )
@@ -226,6 +227,25 @@ def test_event_of_another_shape_is_garbage(event: Any) -> None:
     """What is no chunk is called so."""
     with pytest.raises(EngineGarbage):
         assembled(RESPONSES if "type" in event else CHAT, event)
+
+
+@pytest.mark.parametrize("odd", ["text", {"a": 1}, 5, [], None])
+def test_tool_calls_of_another_shape_are_passed_on(odd: Any) -> None:
+    """Nothing here reads them: what is no list is replaced by the next, and harms nobody."""
+    told = assembled(
+        CHAT,
+        a_chunk(a_delta({"tool_calls": odd})),
+        a_chunk(a_delta({"tool_calls": [{"id": "c"}]})),
+        a_chunk({**a_delta({}), "finish_reason": "tool_calls"}),
+    )
+    assert told["choices"][0]["message"]["tool_calls"] == [{"id": "c"}]
+    end = a_chunk({**a_delta({"tool_calls": odd}), "finish_reason": "stop"})
+    assert assembled(CHAT, end)["choices"][0]["message"]["tool_calls"] == odd
+    whole = {"index": 0, "message": {"tool_calls": [odd]}, "finish_reason": "stop"}
+    assert assembled(CHAT, a_chunk(whole))["choices"][0]["message"]["tool_calls"] == [odd]
+    more = a_chunk(a_delta({"tool_calls": [{"id": "c", "index": 9}]}))
+    told = assembled(CHAT, a_chunk(whole), more)
+    assert told["choices"][0]["message"]["tool_calls"] == [odd, {"id": "c"}]
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,23 @@ def test_body_that_is_no_object_is_refused(body: bytes) -> None:
     assert orjson.loads(raised.value.body)["error"]["code"] == "invalid_json"
 
 
+NESTED = b"[" * 300 + b"]" * 300
+"""Deep enough to be read and not to be written again."""
+
+
+def test_nesting_that_cannot_be_written_is_whose_it_is() -> None:
+    """A caller's is his own error, at once, and no worker's fault; an engine's is garbage."""
+    with pytest.raises(EngineRefused, match="nested too deep"):
+        open_exchange(a_request(b'{"model": "m", "tools": %s}' % NESTED))
+    opened = open_exchange(a_request(b"{}"))
+    delta = b'{"index": 0, "delta": {"x": %s}, "finish_reason": "stop"}' % NESTED
+    opened.chunk(b'{"choices": [%s]}' % delta)
+    with pytest.raises(EngineGarbage, match="can't be written"):
+        opened.streamed(200)
+    error = error_for(500, b'{"error": %s}' % NESTED)
+    assert error.detail.startswith('HTTP 500: {"error": [[[')
+
+
 @pytest.mark.parametrize(
     "endpoint", ["/v1/load_lora_adapter", "@evil.example/", "//evil.example", "/v1/../metrics", ""]
 )

@@ -22,7 +22,19 @@ def test_address(base_url: str, expected: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "base_url", ["", "127.0.0.1:8000", "ftp://host", "http://", "unix:", "unix:relative.sock"]
+    "base_url",
+    [
+        "",
+        "127.0.0.1:8000",
+        "ftp://host",
+        "http://",
+        "http://h:99999",
+        "http://h:x",
+        "http://h:0",
+        "http://[::1",
+        "unix:",
+        "unix:relative.sock",
+    ],
 )
 def test_address_that_is_none(base_url: str) -> None:
     """A mistake is told at once, in a sentence that shows the right form."""
