@@ -172,10 +172,21 @@ class DecisionLog:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        self._look()
         while not self._closing.wait(FLUSH_S):
             self._drain()
         self._drain()
         self._files.close()
+
+    def _look(self) -> None:
+        """Open the file: what keeps lines from it is told at the start, not when one is lost."""
+        try:
+            self._files.open()
+        except OSError as error:
+            self._tell(self._said(error))
+
+    def _said(self, error: OSError) -> str:
+        return f"{self._files.path}: {error.strerror or error}"
 
     def _drain(self) -> None:
         entries = [self._queue.popleft() for _ in range(len(self._queue))]
@@ -185,7 +196,7 @@ class DecisionLog:
             self._files.append(b"".join(line(one, prefixes=self._prefixes) for one in entries))
         except OSError as error:
             self._lost += len(entries)
-            self._tell(f"{self._files.path}: {error.strerror or error}")
+            self._tell(self._said(error))
             # Last: who sees the error counted sees what it cost, too.
             self._errors += 1
         else:

@@ -12,7 +12,7 @@ class LogFiles:
     """`name.jsonl` and its predecessors `name.1.jsonl`, ...; the highest number is the oldest."""
 
     def __init__(self, folder: Path, name: str, *, bytes_max: int, files_max: int) -> None:
-        """Nothing is touched until the first `append`."""
+        """Nothing is touched until `open` or the first `append`."""
         self._folder = folder
         self._name = name
         self._bytes_max = bytes_max
@@ -25,6 +25,11 @@ class LogFiles:
     def path(self) -> Path:
         """Where the newest lines are."""
         return self._folder / f"{self._name}.jsonl"
+
+    def open(self) -> None:
+        """Open the file, made if absent. Idempotent. Raises OSError."""
+        if self._descriptor is None:
+            self._descriptor = self._open()
 
     def append(self, lines: bytes) -> None:
         """Write whole lines. Raises OSError; then what was written of them is not known."""
@@ -42,8 +47,8 @@ class LogFiles:
             os.close(descriptor)
 
     def _append(self, lines: bytes) -> None:
-        if self._descriptor is None:
-            self._descriptor = self._open()
+        self.open()
+        assert self._descriptor is not None
         if self._bytes and self._bytes + len(lines) > self._bytes_max:
             self._rotate()
         _write_all(self._descriptor, b"\n" + lines if self._torn else lines)

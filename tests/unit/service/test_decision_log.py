@@ -312,6 +312,16 @@ def test_log_that_is_told_to_leave_prefixes_out(tmp_path: Path) -> None:
     assert "blocks" not in orjson.loads(log.path.read_bytes())
 
 
+def test_a_folder_that_can_not_be_is_told_before_a_line_is_lost(tmp_path: Path) -> None:
+    """A file stands in the folder's place: the `log` watchdog says so from the start."""
+    (tmp_path / "taken").write_bytes(b"")
+    log = a_log(tmp_path / "taken" / "state")
+    _until(lambda: bool(log.trouble))
+    assert log.trouble.endswith("decisions.jsonl: Not a directory")
+    assert log.lines_dropped == 0
+    log.close()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost lines are counted and the trouble is told; with room again, both end by themselves."""
