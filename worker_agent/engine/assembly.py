@@ -148,9 +148,12 @@ def usage_in(answer: Mapping[str, object]) -> tuple[Usage, int | None] | None:
     counts = cast("Json", usage)
     details = counts.get("prompt_tokens_details") or counts.get("input_tokens_details")
     cached = _count(cast("Json", details), "cached_tokens") if isinstance(details, dict) else None
-    prompt = _count(counts, "prompt_tokens", "input_tokens") or 0
+    prompt = _count(counts, "prompt_tokens", "input_tokens")
+    if cached is not None:
+        # More cached than asked is nonsense that every sum and hit ratio would carry on.
+        cached = None if prompt is None else min(cached, prompt)
     output = _count(counts, "completion_tokens", "output_tokens") or 0
-    return Usage(prompt, cached or 0, output), cached
+    return Usage(prompt or 0, cached or 0, output), cached
 
 
 def as_object(value: object, what: str) -> Json:

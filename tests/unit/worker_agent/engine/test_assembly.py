@@ -287,6 +287,11 @@ def test_embeddings_do_not_stream() -> None:
         ),
         ({"prompt_tokens": 9, "prompt_tokens_details": None}, (Usage(9, 0, 0), None)),
         (
+            {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 99_999}},
+            (Usage(9, 9, 0), 9),
+        ),
+        ({"prompt_tokens_details": {"cached_tokens": 8}}, (Usage(0, 0, 0), None)),
+        (
             {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 0}},
             (Usage(9, 0, 2), 0),
         ),
