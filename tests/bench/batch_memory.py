@@ -60,8 +60,8 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def command(*arguments: str) -> tuple[str, float, float]:
-    """Run a command; return its output, its peak memory in MB, and its seconds."""
+def command(*arguments: str, code: int = 0) -> tuple[str, float, float]:
+    """Run a command that exits with `code`; return its output, peak memory in MB, and seconds."""
     began_s = time.monotonic()
     with subprocess.Popen([*INFERLANE, *arguments], stdout=subprocess.PIPE, text=True) as process:
         peak = 0.0
@@ -73,7 +73,7 @@ def command(*arguments: str) -> tuple[str, float, float]:
             time.sleep(0.02)
         assert process.stdout is not None
         said = process.stdout.read()
-    assert process.returncode == 0, said
+    assert process.returncode == code, said
     return said.strip(), peak, time.monotonic() - began_s
 
 
@@ -85,14 +85,15 @@ async def set_up(url: str) -> None:
     await bus.close()
 
 
-def start(*arguments: str) -> subprocess.Popen[bytes]:
-    """Start a process that says when it is ready."""
+def start(*arguments: str) -> tuple[subprocess.Popen[bytes], bytes]:
+    """Start a process that says when it is ready; return it, and what it said."""
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert process.stdout is not None
-    assert b"ready" in process.stdout.readline()
-    return process
+    said = process.stdout.readline()
+    assert b"ready" in said
+    return process, said
 
 
 def measure(server: NatsServer, folder: Path, count: int) -> None:
@@ -103,8 +104,8 @@ def measure(server: NatsServer, folder: Path, count: int) -> None:
         file.writelines(lines(count))
     config = folder / "inferlane.toml"
     config.write_text(CONFIG.format(url=server.url))
-    responder = start("tests.responding", server.url)
-    gateway = start("ops.cli.main", "gateway", "--config", str(config))
+    responder, _ = start("tests.responding", server.url)
+    gateway, _ = start("ops.cli.main", "gateway", "--config", str(config))
     at = ("--nats", server.url, "--lane", LANE)
     try:
         print(
