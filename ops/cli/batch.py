@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from ops.cli import batch_stored
+from ops.cli.batch_stored import EndpointFlag, KeyFlag
 from ops.cli.connection import HERE, Cluster
 from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable
 from ops.cli.producing import ConfigFlag, LaneFlag, lane_of, seconds, settings
@@ -64,17 +65,21 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
     input_file: InputArgument,
     /,
     *,
-    output: Annotated[Path, Parameter(help="Where results go, as they come (JSONL).")],
+    output: Annotated[
+        Path | None,
+        Parameter(help="Where results go, as they come (JSONL); needed, but for --detach."),
+    ] = None,
     lane: LaneFlag = None,
     errors: ErrorsFlag = None,
     window: Annotated[
         str | None, Parameter(help="Time for the whole batch: 90m, 24h (default), 7d.")
     ] = None,
     concurrency: ConcurrencyFlag = 1000,
-    detach: Annotated[bool, Parameter(negative="", help="Submit all lines and leave.")] = False,
-    endpoint: Annotated[
-        str, Parameter(help="The batch's endpoint; default: the url of its first good line.")
-    ] = "",
+    detach: Annotated[
+        bool, Parameter(negative="", help="Hand it in and leave, as `batch submit` does.")
+    ] = False,
+    endpoint: EndpointFlag = "",
+    key: KeyFlag = "",
     quiet: QuietFlag = False,
     config: ConfigFlag = None,
     cluster: Cluster = HERE,
@@ -92,9 +97,8 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
     finished line is run twice. What it remembers stands in OUT.state; to begin anew, name another
     --output.
 
-    With --detach it leaves once all lines are stored in the cluster; the same command without
-    --detach collects the results later, within the window. (`inferlane batch submit` hands the
-    whole file in instead: the cluster keeps it, and collects the results itself.)
+    With --detach it is `inferlane batch submit`: the file is handed in, its batch's id printed, and
+    the cluster's gateways run it; `inferlane batch results ID` fetches what came of it.
 
     When the window is over, unfinished lines go to --errors with the code batch_expired.
 
@@ -104,6 +108,12 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
     from producers.batch.plan import Plan, default_errors
 
     found = settings(config, cluster, lane=lane)
+    if detach:
+        window = window or batch_stored.WINDOW
+        return _detach(input_file, found, output, errors, endpoint=endpoint, window=window, key=key)
+    if output is None:
+        message = "name an --output for the results, or --detach and fetch them later"
+        raise Misused(message)
     plan = Plan(
         input=input_file,
         output=_resolved(output),
@@ -112,7 +122,7 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
         window_s=None if window is None else seconds(window, what="--window"),
         endpoint=endpoint,
         concurrency=concurrency,
-        detach=detach,
+        api_key_name=batch_stored.api_key_name(key),
     )
     return _run(plan, found, quiet=quiet)
 
@@ -231,6 +241,33 @@ def check(
     return ExitCode.FAILED if findings.faults else ExitCode.OK
 
 
+def _detach(
+    input_file: str,
+    found: "ProducerConfig",
+    output: Path | None,
+    errors: Path | None,
+    *,
+    endpoint: str,
+    window: str,
+    key: str,
+) -> int:
+    """Hand a batch in, and say how its results get where they are wanted."""
+    from ops.cli.output import note, say
+    from producers.batch.plan import state_of
+
+    if output is not None and state_of(output).exists():
+        message = (
+            f"{output} holds results of a run that was begun here; go on with it without --detach, "
+            "or name another --output"
+        )
+        raise Misused(message)
+    batch = batch_stored.hand_in(input_file, found, endpoint=endpoint, window=window, key=key)
+    say(batch.id)
+    where = f"--output {output or 'OUT'}" + (f" --errors {errors}" if errors else "")
+    note(f"its results: inferlane batch results {batch.id} --lane {batch.lane} {where}")
+    return ExitCode.OK
+
+
 def _run(plan: "Plan", found: "ProducerConfig", *, quiet: bool, again: bool = False) -> int:
     """Run a plan, told by progress and a last sentence; return the exit code."""
     import uvloop
@@ -332,11 +369,6 @@ def _tell(plan: "Plan", report: "Report") -> int:
             "and does the rest"
         )
         return ExitCode.INTERRUPTED
-    if plan.detach and counts.open:
-        note(
-            f"{report.submitted:,} lines were submitted now; the same command without --detach "
-            "collects the results"
-        )
     if counts.failed:
         note(f"`inferlane batch retry {plan.output}` runs what failed again")
     return ExitCode.FAILED if failed else ExitCode.OK

@@ -19,12 +19,22 @@ if TYPE_CHECKING:
     from producers.config import ProducerConfig
 
 BatchArgument = Annotated[str, Parameter(help="The batch's id, as `batch submit` told it.")]
+EndpointFlag = Annotated[
+    str, Parameter(help="The batch's endpoint; default: the url of its first good line.")
+]
+KeyFlag = Annotated[
+    str,
+    Parameter(help="Name of the API key in whose accounts its jobs stand (`inferlane usage`)."),
+]
 JsonFlag = Annotated[bool, Parameter(negative="", help="Print JSON, as the Batch API has it.")]
 QuietFlag = Annotated[
     bool, Parameter(name=("--quiet", "-q"), negative="", help="Show no progress.")
 ]
 
 HEADS = ("BATCH", "STATUS", "LINES>", "COMPLETED>", "FAILED>", "TIME LEFT", "WINDOW")
+
+WINDOW = "24h"
+"""Time for a batch, where none is named: what the hosted services give."""
 
 UNTAKEN_S = 10.0
 """A free gateway takes a batch at once; after so long its owner is told that none did."""
@@ -42,8 +52,9 @@ def submit(
     ],
     /,
     *,
-    endpoint: Annotated[str, Parameter(help="Of all its lines.")] = "/v1/chat/completions",
-    window: Annotated[str, Parameter(help="Time for the whole batch: 90m, 24h, 7d.")] = "24h",
+    endpoint: EndpointFlag = "",
+    window: Annotated[str, Parameter(help="Time for the whole batch: 90m, 24h, 7d.")] = WINDOW,
+    key: KeyFlag = "",
     lane: LaneFlag = None,
     json: JsonFlag = False,
     config: ConfigFlag = None,
@@ -51,26 +62,47 @@ def submit(
 ) -> int:
     """Hand a batch in and leave: the cluster's gateways run it, whatever becomes of this machine.
 
-    The file is stored in the cluster and need not stay here. Prints the batch's id.
+    The file is stored in the cluster over NATS, and need not stay here. No gateway need be up for
+    that; one must be for the batch to run. Prints the batch's id. (`batch run --detach` is the
+    same.)
 
         ID=$(inferlane batch submit in.jsonl --lane acme)
         inferlane batch watch $ID --lane acme
         inferlane batch results $ID --lane acme --output out.jsonl
     """
+    found = settings(config, cluster, lane=lane)
+    _show(hand_in(input_file, found, endpoint=endpoint, window=window, key=key), as_json=json)
+    return ExitCode.OK
+
+
+def hand_in(
+    input_file: str, found: "ProducerConfig", *, endpoint: str, window: str, key: str
+) -> "Batch":
+    """Store an input and create its batch. Raises Unreachable, Misused, CommandError."""
     from producers.batches.config import BatchesConfig
 
     seconds(window, what="--window")
-    batch = _at_desk(
-        settings(config, cluster, lane=lane),
+    named = api_key_name(key)
+    return _at_desk(
+        found,
         lambda desk: desk.hand_in(
             input_file,
             endpoint=endpoint,
             window=window,
             file_bytes_max=BatchesConfig().file_bytes_max,
+            api_key_name=named,
         ),
     )
-    _show(batch, as_json=json, line=batch.id)
-    return ExitCode.OK
+
+
+def api_key_name(key: str) -> str:
+    """Check the name of an API key; empty for none. Raises Misused."""
+    from broker.wire.ids import MalformedName, require_token
+
+    try:
+        return require_token(key, what="key") if key else ""
+    except MalformedName as error:
+        raise Misused(str(error)) from error
 
 
 def list_batches(
@@ -222,14 +254,15 @@ def _row(batch: "Batch") -> tuple[str, ...]:
     )
 
 
-def _show(batch: "Batch", *, as_json: bool, line: str) -> None:
+def _show(batch: "Batch", *, as_json: bool, line: str = "") -> None:
+    """Print a batch: as JSON, or a line that says it (its id)."""
     from ops.cli.output import json_line, say
     from producers.batches.view import batch_object
 
     if as_json:
         json_line(batch_object(batch))
     else:
-        say(line)
+        say(line or batch.id)
 
 
 async def _watch(desk: "Desk", batch_id: str, *, quiet: bool) -> "Batch":

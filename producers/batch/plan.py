@@ -33,13 +33,14 @@ class Plan:
     endpoint: str = ""
     """Empty: the first good line's."""
     concurrency: int = CONCURRENCY
-    detach: bool = False
     band: int = BATCH_BAND
+    api_key_name: str = ""
+    """In whose accounts its jobs stand."""
 
     @property
     def state(self) -> Path:
         """The state file beside the output."""
-        return self.output.with_name(self.output.name + ".state")
+        return state_of(self.output)
 
     @property
     def input_name(self) -> str:
@@ -72,6 +73,11 @@ class Bounds:
     """... and brought to disk and noted this often: what a power cut may cost to collect again."""
     grace_s: float = 5.0
     """After the window the cluster has this long to say itself which jobs expired."""
+
+
+def state_of(output: Path) -> Path:
+    """Name the state file of an output: `out.jsonl` gives `out.jsonl.state`."""
+    return output.with_name(f"{output.name}.state")
 
 
 def default_errors(output: Path) -> Path:

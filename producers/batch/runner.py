@@ -137,7 +137,6 @@ class _Run:
         self._identity = session.identity
         self._room = Room(jobs_max=self._plan.concurrency, bytes_max=bounds.inflight_bytes)
         self._tickets: dict[int, Ticket] = {}
-        self._stored: dict[int, Stored] = {}
         self._unwritten: list[Ended] = []
         self._unwritten_bytes = 0
         self._written = asyncio.Event()
@@ -245,6 +244,7 @@ class _Run:
             band=self._identity.band,
             endpoint=request.url,
             request_id=job_id,
+            api_key_name=self._plan.api_key_name,
             cache_scope=self._client.config.scope,
         )
         job = build_job(
@@ -259,18 +259,14 @@ class _Run:
     async def _run_line(self, work: Work) -> None:
         self._tally.inflight += 1
         try:
-            ended = await self._live(work)
-            if ended is not None:
-                await self._end(ended)
+            await self._end(await self._live(work))
         finally:
             self._tickets.pop(work.number, None)
             self._tally.inflight -= 1
             self._room.give_back(len(work.job.body))
 
-    async def _live(self, work: Work) -> Ended | None:
-        """Submit one line and wait for its end; None when it is left to a later run to collect."""
-        if self._plan.detach and work.sequence:
-            return None
+    async def _live(self, work: Work) -> Ended:
+        """Submit one line and wait for its end."""
         if self._left_s() <= 0:
             return await self._expire(work)
         try:
@@ -281,10 +277,6 @@ class _Run:
                 sequence=work.sequence,
             )
             self._tally.submitted += 1
-            if self._plan.detach and ticket.record is None:
-                self._stored[work.number] = Stored(ticket.submission, ticket.sequence)
-                self._client.forget(ticket)
-                return None
             self._tickets[work.number] = ticket
             record = await ticket.result(max(0.0, self._left_s()) + self._bounds.grace_s)
         except UnknownLane:
@@ -362,8 +354,8 @@ class _Run:
 
     def _take_stored(self) -> dict[int, Stored]:
         """Where jobs were stored since the last checkpoint, resubmissions included."""
-        stored, self._stored = self._stored, {}
-        for number, ticket in self._tickets.items():
-            if ticket.sequence:
-                stored[number] = Stored(ticket.submission, ticket.sequence)
-        return stored
+        return {
+            number: Stored(ticket.submission, ticket.sequence)
+            for number, ticket in self._tickets.items()
+            if ticket.sequence
+        }

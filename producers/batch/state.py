@@ -23,6 +23,7 @@ import msgspec
 import xxhash
 
 from producers.batch.errors import OutputUnusable
+from producers.batch.plan import state_of
 
 _Value = TypeVar("_Value")
 _Missing = TypeVar("_Missing")
@@ -307,7 +308,7 @@ class State:
 
 def read_identity(output: Path) -> Identity:
     """Read what batch an output belongs to. Raises OutputUnusable when it is none's."""
-    path = output.with_name(output.name + ".state")
+    path = state_of(output)
     identity = None
     if path.exists():
         with State(path) as state:

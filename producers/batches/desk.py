@@ -14,14 +14,19 @@ from broker.bus.files import FileGone, Files, FileTooLarge, new_file_id
 from broker.wire import subjects
 from broker.wire.files import FileInfo
 from producers.batch.errors import OutputUnusable
+from producers.batch.lines import Request, parse_line
 from producers.batch.room import Disk
-from producers.batch.source import STDIN, open_input
+from producers.batch.source import STDIN, Line, open_input
 from producers.batches.errors import BadBatch, NoSuchFile
+from producers.batches.lines import Splitter
 from producers.batches.records import Batch
 from producers.batches.shelf import FILE_LIFE_S, INPUT_PURPOSE, Shelf, Wanted
 from producers.errors import UnknownLane, Unreachable
 
 READ_BYTES = 1 << 20
+
+ENDPOINT_DEFAULT = "/v1/chat/completions"
+"""Of an input without a good line: its batch fails, and says why."""
 
 LOOK_S = 2.0
 """A batch that is watched is read anew this often at the least: what is heard may be lost."""
@@ -58,10 +63,19 @@ class Desk:
             message = f"the message server does not answer ({error})"
             raise Unreachable(message) from error
 
-    async def hand_in(self, path: str, *, endpoint: str, window: str, file_bytes_max: int) -> Batch:
+    async def hand_in(
+        self,
+        path: str,
+        *,
+        window: str,
+        file_bytes_max: int,
+        endpoint: str = "",
+        api_key_name: str = "",
+    ) -> Batch:
         """Store an input, decompressed, and create its batch.
 
-        Raises InputUnusable, FileTooLarge, BadBatch, BusError.
+        Without an endpoint the batch's is the url of the input's first good line. Raises
+        InputUnusable, FileTooLarge, BadBatch, BusError.
         """
         now_s = time.time()
         info = FileInfo(
@@ -72,8 +86,14 @@ class Desk:
             created_at_s=now_s,
             expires_at_s=now_s + FILE_LIFE_S,
         )
-        stored = await self.files.put(info, _read(path), bytes_max=file_bytes_max)
-        wanted = Wanted(endpoint=endpoint, input_file_id=stored.id, completion_window=window)
+        seen = _EndpointSeen(endpoint)
+        stored = await self.files.put(info, seen.through(_read(path)), bytes_max=file_bytes_max)
+        wanted = Wanted(
+            endpoint=seen.endpoint or ENDPOINT_DEFAULT,
+            input_file_id=stored.id,
+            completion_window=window,
+            api_key_name=api_key_name,
+        )
         return await self.shelf.create(wanted)
 
     async def changes(self, batch_id: str) -> AsyncIterator[Batch]:
@@ -123,6 +143,31 @@ class Desk:
         finally:
             disk.close()
         return size
+
+
+class _EndpointSeen:
+    """The url of an input's first good line, seen while the input passes by."""
+
+    def __init__(self, endpoint: str) -> None:
+        """`endpoint`: where it is known already; then nothing is looked at."""
+        self.endpoint = endpoint
+        self._splitter = Splitter()
+
+    async def through(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Give what comes, unchanged."""
+        async for piece in source:
+            if not self.endpoint:
+                self._look(self._splitter.feed(piece))
+            yield piece
+        if not self.endpoint:
+            self._look(self._splitter.end())
+
+    def _look(self, found: list[Line]) -> None:
+        for line in found:
+            parsed = parse_line(line.text, line.number, endpoint="")
+            if isinstance(parsed, Request):
+                self.endpoint = parsed.url
+                return
 
 
 async def _read(path: str) -> AsyncIterator[bytes]:

@@ -1,6 +1,4 @@
-"""Batches and clients against a real cluster: kills of every part, windows, detachment, doubles,
-streams.
-"""
+"""Batches and clients against a real cluster: kills of every part, windows, doubles, streams."""
 
 import asyncio
 import os
@@ -110,20 +108,12 @@ async def test_the_windows_end_is_the_clusters_deadline_too(
     check_invariant(plan, (f"id-{number}" for number in range(400)))
 
 
-async def test_a_detached_batch_runs_without_its_submitter(
+async def test_a_batch_is_looked_over_with_the_clusters_own_rates(
     start_cluster: StartCluster, tmp_path: Path
 ) -> None:
-    """All lines are in the cluster; when it is done, a run only collects, and adds no run."""
-    cluster, bus = await start_cluster()
-    audit = await Audit(bus).begin()
+    """`check` with a lane asks the workers that are there."""
+    cluster, _ = await start_cluster()
     plan = a_plan(tmp_path, lines(100))
-    batch = BatchProcess(cluster, tmp_path)
-    code, said = await batch.run("--detach")
-    assert (code, said) == (0, "100 lines: 0 completed, 0 failed, 100 not finished\n")
-    await audit.until_empty(OFFLINE_LANE)
-    assert await batch.run() == (0, "100 lines: 100 completed, 0 failed")
-    assert audit.started.total() == 100
-    check_invariant(plan, (f"id-{number}" for number in range(100)))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ops.cli.main", "batch", "check", plan.input),
         *("--lane", OFFLINE_LANE, "--nats", cluster.url),

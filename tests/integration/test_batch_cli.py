@@ -238,23 +238,6 @@ def test_the_server_restarts_under_a_batch(tmp_path: Path, nats_server: NatsServ
     slow.end()
 
 
-def test_detached_lines_are_collected_by_the_next_run(
-    tmp_path: Path, nats_server: NatsServer
-) -> None:
-    """--detach needs no worker at all; the same command without it collects."""
-    quick = Responding(nats_server.url)
-    assert quick.end() == ran(0)
-    plan = a_plan(tmp_path, lines(200))
-    code, said, told = run(*batch(nats_server, tmp_path, "--detach"))
-    assert (code, said) == (0, "200 lines: 0 completed, 0 failed, 200 not finished\n")
-    assert "200 lines were submitted now" in told
-    working = Responding(nats_server.url)
-    code, said, _ = run(*batch(nats_server, tmp_path))
-    assert (code, said.split(";")[0]) == (0, "200 lines: 200 completed, 0 failed")
-    assert working.end() == ran(200)
-    check_invariant(plan, (f"id-{number}" for number in range(200)))
-
-
 def test_nothing_to_connect_to_is_exit_code_3(tmp_path: Path) -> None:
     """No server: told in one sentence without the password, and no file is left behind."""
     a_plan(tmp_path, lines(3))

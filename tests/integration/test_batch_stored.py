@@ -176,6 +176,41 @@ def test_submit_watch_results(scene: Scene, tmp_path: Path) -> None:
     assert responder.end()["most"] == 1
 
 
+def test_a_detached_run_is_a_batch_handed_in(scene: Scene, tmp_path: Path) -> None:
+    """`run --detach` needs no gateway, prints the id, and says how to fetch; one runs it later."""
+    responder = scene.responder()
+    plan = a_plan(tmp_path, lines(50))
+    output = tmp_path / "out.jsonl"
+    code, said, hint = scene.batch(
+        "run", plan.input, "--detach", "--key", "night", "--output", str(output)
+    )
+    batch_id = said.strip()
+    assert (code, said) == (0, f"{batch_id}\n")
+    assert f"inferlane batch results {batch_id} --lane {LANE} --output {output}" in hint
+    assert not output.exists()
+    assert scene.batch("status", batch_id)[1] == f"{batch_id} is validating\n"
+    scene.gateway()
+    assert scene.batch("watch", batch_id)[0] == 0
+    results_of(scene, tmp_path, batch_id)
+    check_invariant(plan, (f"id-{number}" for number in range(50)))
+    assert responder.end()["most"] == 1
+
+
+def test_what_a_detached_run_can_not_be(scene: Scene, tmp_path: Path) -> None:
+    """A run that was begun here is not handed in a second time; a key is a name."""
+    responder = scene.responder()
+    plan = a_plan(tmp_path, lines(3))
+    run_it = ("run", plan.input, "--output", str(plan.output))
+    assert scene.batch(*run_it)[0] == 0
+    code, _, told = scene.batch(*run_it, "--detach")
+    assert (code, "without --detach" in told) == (2, True)
+    code, _, told = scene.batch("run", plan.input, "--detach", "--key", "a key")
+    assert (code, "key" in told) == (2, True)
+    code, _, told = scene.batch("run", plan.input)
+    assert (code, "--output" in told) == (2, True)
+    responder.end()
+
+
 def test_cancel_and_what_is_not_there(scene: Scene, tmp_path: Path) -> None:
     """Finished lines stay, the others are told; an unknown id is one sentence."""
     responder = scene.responder(run_s=0.5, window=8)

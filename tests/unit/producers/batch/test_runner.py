@@ -283,36 +283,12 @@ async def test_jobs_carry_the_windows_end_as_their_deadline(tmp_path: Path) -> N
     assert job.deadline_at_s == pytest.approx(time.time() + 100.0, abs=20)
 
 
-async def test_detached_lines_are_stored_and_collected_later(tmp_path: Path) -> None:
-    """--detach leaves once all is stored; a later run collects, and nothing is run twice."""
-    plan = a_plan(tmp_path, [*lines(100), b"bad"], detach=True)
+async def test_jobs_are_in_the_accounts_of_the_key_that_was_named(tmp_path: Path) -> None:
+    """A batch from a shell may stand beside what came over HTTP."""
+    plan = a_plan(tmp_path, lines(1), api_key_name="night")
     async with a_cluster() as cluster:
-        cluster.responder.may_run.clear()
-        report = await cluster.run(plan)
-        assert (report.submitted, report.counts.open) == (100, 100)
-        again = await cluster.run(plan)
-        assert (again.submitted, again.counts.open) == (0, 100)
-        cluster.responder.may_run.set()
-        await until(lambda: sum(cluster.responder.runs.values()) == 100)
-        report = await cluster.run(a_plan(tmp_path))
-        assert report.counts == Counts(completed=100, bad=1)
-        assert set(cluster.responder.deliveries.values()) == {1}
-    check_invariant(plan, (f"id-{number}" for number in range(100)))
-
-
-async def test_collecting_while_jobs_still_wait_takes_them_up(tmp_path: Path) -> None:
-    """A job whose message still stands in the queue is waited for, not stored again."""
-    plan = a_plan(tmp_path, lines(20), detach=True)
-    async with a_cluster() as cluster:
-        cluster.responder.may_run.clear()
         await cluster.run(plan)
-        async with asyncio.TaskGroup() as tasks:
-            tally = Tally()
-            running = tasks.create_task(cluster.run(a_plan(tmp_path), tally=tally))
-            await until(lambda: tally.submitted == 20)
-            cluster.responder.may_run.set()
-        assert running.result().counts == Counts(completed=20)
-        assert set(cluster.responder.deliveries.values()) == {1}
+        assert [job.api_key_name for job in cluster.responder.seen] == ["night"]
 
 
 async def test_a_changed_input_is_noticed(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from producers.batches.errors import BadBatch, NoSuchFile
 from producers.batches.records import Batch, Counts, Fault, Forecast, Status
 from producers.batches.view import batch_object
 from producers.errors import UnknownLane, Unreachable
-from tests.batches import lines
-from tests.builders import LANE
+from tests.batches import a_line, lines
+from tests.builders import LANE, MODEL
 from tests.stored_batches import ENDPOINT, Place, a_batch, a_place
 
 
@@ -44,6 +44,28 @@ async def test_a_file_is_handed_in_and_its_results_fetched(tmp_path: Path, is_pa
         assert await desk.fetch(ended.output_file_id, output) == output.stat().st_size
         assert output.read_bytes().count(b"\n") == 50
         assert not (tmp_path / "out.jsonl.part").exists()
+
+
+async def test_the_endpoint_is_that_of_the_first_good_line(tmp_path: Path) -> None:
+    """Whoever names none has it read from his lines; without a good one the batch fails later."""
+    body = {"model": MODEL, "input": "a"}
+    good = a_line("a", url="/v1/embeddings", body=body)
+    async with a_place() as place:
+        for content, endpoint in (
+            (b"{no json\n" + good, "/v1/embeddings"),
+            (good + b"\n" + a_line("b") + b"\n", "/v1/embeddings"),
+            (b"{no json\n", ENDPOINT),
+            (b"", ENDPOINT),
+        ):
+            path = tmp_path / "in.jsonl"
+            path.write_bytes(content)
+            batch = await Desk(place.bus, LANE).hand_in(
+                str(path), window="24h", file_bytes_max=10**6, api_key_name="night"
+            )
+            assert (batch.endpoint, batch.api_key_name) == (endpoint, "night")
+            stored = await place.files.find(batch.input_file_id)
+            assert stored is not None
+            assert b"".join([part async for part in place.files.content(stored)]) == content
 
 
 async def test_what_can_not_be_handed_in(tmp_path: Path) -> None:
