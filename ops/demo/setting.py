@@ -81,6 +81,8 @@ class Setting:
     engine: str = "llama"
     policy: str = "first_token"
     slots: int = 6
+    speed: float = 1.0
+    """Of modelled engines: seconds of theirs in one of ours."""
     gguf: Path = TINY_GGUF
     context_tokens: int = CONTEXT_TOKENS
     threads: int = 1
@@ -96,6 +98,7 @@ def write_config(setting: Setting) -> Path:
         f'gguf = "{setting.gguf}"\ncontext_tokens = {setting.context_tokens}\n'
         f"cache_ram_mib = 0\nthreads = {setting.threads}"
     )
+    modelled = f'profile = "demo"\nspeed = {setting.speed}'
     path = setting.folder / "inferlane.toml"
     path.write_text(
         _FILE.format(
@@ -104,7 +107,7 @@ def write_config(setting: Setting) -> Path:
             offline=OFFLINE_LANE,
             online_key=ONLINE_KEY,
             offline_key=OFFLINE_KEY,
-            engine_lines=llama if setting.engine == "llama" else 'profile = "demo"',
+            engine_lines=llama if setting.engine == "llama" else modelled,
         )
     )
     return path

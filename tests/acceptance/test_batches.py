@@ -1,20 +1,20 @@
 """The Batch API before a real cluster: broker, worker, engine and gateways as processes."""
 
-import asyncio
-import io
 from typing import Any
 
-import openai
-import orjson
-
 from broker.bus.usage import uncounted_records
-from ops.demo.setting import ONLINE_KEY
 from tests.acceptance.conftest import StartCluster
 from tests.batches import a_line
+from tests.cluster_batches import (
+    client_of,
+    created,
+    lines_of,
+    spoil,
+    until_ended,
+    until_results,
+)
 from tests.turns import until
 
-ENDPOINT = "/v1/chat/completions"
-ENDED = ("completed", "failed", "expired", "cancelled")
 LINES = 300
 
 
@@ -29,28 +29,20 @@ async def test_a_batch_outlives_the_gateway_that_took_it(start_cluster: StartClu
     second = cluster.add_gateway("gateway-2", config)
     await first.start()
     given = [a_line(f"id-{number}") for number in range(LINES)] + [b"{no json"]
-    async with _client(first.said) as client:
-        data = io.BytesIO(b"\n".join(given))
-        made = await client.files.create(file=("in.jsonl", data), purpose="batch")
-        batch = await client.batches.create(
-            input_file_id=made.id, endpoint=ENDPOINT, completion_window="24h"
-        )
-        async with asyncio.timeout(30):
-            while not (running := await client.batches.retrieve(batch.id)).output_file_id:
-                await asyncio.sleep(0.05)
+    async with client_of(first.said) as client:
+        batch = await created(client, given)
+        running = await until_results(client, batch.id)
     assert running.status == "in_progress"
     await first.kill()
     await second.start()
-    async with _client(second.said) as client:
-        async with asyncio.timeout(60):
-            while (ended := await client.batches.retrieve(batch.id)).status not in ENDED:
-                await asyncio.sleep(0.1)
+    async with client_of(second.said) as client:
+        ended = await until_ended(client, batch.id)
         assert ended.status == "completed"
         assert ended.request_counts is not None
         counts = ended.request_counts.to_dict()
         assert counts == {"total": LINES + 1, "completed": LINES, "failed": 1}
-        output = await _lines(client, ended.output_file_id)
-        errors = await _lines(client, ended.error_file_id)
+        output = await lines_of(client, ended.output_file_id)
+        errors = await lines_of(client, ended.error_file_id)
     assert sorted(line["custom_id"] for line in output) == sorted(
         f"id-{number}" for number in range(LINES)
     )
@@ -64,14 +56,15 @@ async def test_a_batch_outlives_the_gateway_that_took_it(start_cluster: StartClu
     assert await uncounted_records(bus, lane) == 0
 
 
-def _client(said: dict[str, Any]) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{said['http']}/v1", api_key=ONLINE_KEY)
+async def test_a_bad_line_and_a_dead_worker_cost_one_error_line(
+    start_cluster: StartCluster,
+) -> None:
+    """One of two workers is killed under the lines, and one line is bad: all others are results.
 
-
-async def _lines(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    assert file_id
-    content = await client.files.content(file_id)
-    return [orjson.loads(line) for line in content.text.splitlines()]
+    `tests/bench/batch_spoiled.py` does the same with 10,000 lines.
+    """
+    cluster, _ = await start_cluster()
+    assert (await spoil(cluster, LINES)).results == LINES - 1
 
 
 async def _lanes(bus: Any) -> list[str]:
