@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import openai
 import orjson
@@ -135,7 +135,7 @@ def _cancelled_and_expired(client: openai.OpenAI) -> None:
     assert cancelled.status == "cancelled"
     check(client, cancelled, "batch_cancelled")
     assert client.batches.cancel(batch.id).status == "cancelled"
-    expired = create(client, source.id, completion_window=cast("Any", "2s"))
+    expired = create(client, source.id, completion_window="2s")
     ended = until(client, expired.id, lambda now: now.status in ENDED)
     assert ended.status == "expired"
     assert ended.expired_at is not None
@@ -152,11 +152,6 @@ async def test_errors_are_those_of_the_client(start_cluster: StartCluster) -> No
 
 def _errors_are_those_of_the_client(client: openai.OpenAI) -> None:
     source = upload(client, [a_line("a")])
-    asked: dict[str, Any] = {
-        "input_file_id": source.id,
-        "endpoint": ENDPOINT,
-        "completion_window": "24h",
-    }
     mistakes: list[tuple[Callable[[], object], type[openai.APIStatusError], str | None]] = [
         (lambda: client.batches.retrieve("batch_none"), openai.NotFoundError, None),
         (lambda: client.batches.cancel("batch_none"), openai.NotFoundError, None),
@@ -165,20 +160,16 @@ def _errors_are_those_of_the_client(client: openai.OpenAI) -> None:
         (lambda: client.files.delete("file-none"), openai.NotFoundError, None),
         (lambda: client.batches.list(limit=101), openai.BadRequestError, "limit"),
         (
-            lambda: client.batches.create(**{**asked, "endpoint": "/v1/images/generations"}),
+            lambda: create(client, source.id, endpoint="/v1/images/generations"),
             openai.BadRequestError,
             "endpoint",
         ),
         (
-            lambda: client.batches.create(**{**asked, "completion_window": "soon"}),
+            lambda: create(client, source.id, completion_window="soon"),
             openai.BadRequestError,
             "completion_window",
         ),
-        (
-            lambda: client.batches.create(**{**asked, "input_file_id": "file-none"}),
-            openai.NotFoundError,
-            None,
-        ),
+        (lambda: create(client, "file-none"), openai.NotFoundError, None),
         (
             lambda: client.files.create(file=b"a", purpose="fine-tune"),
             openai.BadRequestError,
