@@ -27,6 +27,8 @@ from ops.cli.connection import ask
 from ops.cli.durability import Durability
 from ops.cli.errors import CommandError
 from ops.cli.letters import known_lanes
+from producers.batches.records import Batch
+from producers.batches.shelf import all_batches
 
 _T = TypeVar("_T")
 
@@ -55,6 +57,9 @@ class Facts:
     no_cluster: str = ""
     """Why there are no lanes."""
     streams: dict[str, StreamFact] = field(default_factory=dict[str, StreamFact])
+    batches: list[Batch] = field(default_factory=list[Batch])
+    seen_at_s: float = 0.0
+    """When they were read."""
     status: StatusView | None = None
     no_leader: str = ""
     """Why there is no status."""
@@ -100,6 +105,9 @@ async def _lanes(bus: NatsBus, facts: Facts) -> None:
         facts.no_cluster = str(error)
     for spec in wanted_streams(facts):
         await _stream(bus, facts, spec.name)
+    with suppress(BusError):  # An older cluster has no batches.
+        facts.batches = await all_batches(bus)
+    facts.seen_at_s = time.time()
 
 
 def wanted_streams(facts: Facts) -> tuple[StreamSpec, ...]:

@@ -44,5 +44,7 @@ class BatchesConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Longest pause before a batch is taken up again at which a runner failed."""
     sweep_s: Positive = 600.0
     """Between two looks for files that are expired, and chunks of files that never came whole."""
+    census_s: Positive = 15.0
+    """Between two counts of all batches and files, for /metrics: what Prometheus usually asks."""
     file_bytes_max: Annotated[int, Meta(ge=1)] = 8_000_000_000
     """Largest file; the hosted API takes 200 MB."""

@@ -39,7 +39,7 @@ from producers.batches.records import Batch, Place, Status
 from producers.batches.results import ResultFiles
 from producers.batches.survey import Survey
 from producers.batches.traces import Trace, find_traces
-from producers.batches.writer import Writer
+from producers.batches.writer import Count, Writer
 from producers.client import Client
 from producers.request import Wish, build_job
 
@@ -64,7 +64,13 @@ class Run:
     """One run of a batch."""
 
     def __init__(
-        self, hold: Hold, bus: Bus, files: Files, client: Client, config: BatchesConfig
+        self,
+        hold: Hold,
+        bus: Bus,
+        files: Files,
+        client: Client,
+        config: BatchesConfig,
+        count: Count,
     ) -> None:
         """`client`: of the batch's lane, its id that of the batch."""
         self._hold = hold
@@ -76,7 +82,7 @@ class Run:
         self._clearing = Clearing(
             bus, hold.batch.lane, hold.batch.job_id, after_s=config.clear_after_s
         )
-        self._writer = Writer(self._results, self._clearing, config)
+        self._writer = Writer(self._results, self._clearing, config, count)
         self._traces: dict[int, Trace] = {}
         self._flight: Flight | None = None
         self._took_over = False

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import structlog
@@ -21,6 +22,7 @@ from broker.bus.files import Files
 from broker.wire import subjects
 from broker.wire.ids import new_job_id
 from producers.batch.plan import OUTAGE_S
+from producers.batches.census import LaneCensus, take_census
 from producers.batches.config import BatchesConfig
 from producers.batches.errors import BatchesError, LeaseLost
 from producers.batches.hold import Hold, is_free, take
@@ -63,6 +65,8 @@ class RunnerCounts:
     """What a process did for batches since its start."""
 
     taken: int = 0
+    taken_over: int = 0
+    """Of these, those that another runner had before."""
     ended: int = 0
     left: int = 0
     """Another runner had them."""
@@ -70,6 +74,8 @@ class RunnerCounts:
     """Runs that ended by a fault; their batches go on."""
     swept: int = 0
     by_status: Counter[str] = field(default_factory=Counter[str])
+    lines: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
+    """Lines that were stored, by lane and whether they completed."""
 
 
 class BatchRunner:
@@ -86,6 +92,8 @@ class BatchRunner:
         """`name`: told in the lease, so that people see who runs a batch."""
         self.name = name or new_job_id()
         self.counts = RunnerCounts()
+        self.census: dict[str, LaneCensus] = {}
+        """The cluster's batches and files by lane; empty while they can't be read."""
         self._bus = bus
         self._config = config or BatchesConfig()
         # An outage of minutes is waited out, no error.
@@ -107,6 +115,7 @@ class BatchRunner:
         """Run batches until cancelled; then hand them over."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sweep_all())
+            tasks.create_task(self._count_all())
             if self._config.batches_running_max:
                 await self._take_all(tasks)
 
@@ -178,6 +187,7 @@ class BatchRunner:
         hold = await take(shelf, batch_id, runner=self.name, lease_s=self._config.lease_s)
         if hold is not None:
             self.counts.taken += 1
+            self.counts.taken_over += not hold.is_first
             self._running[batch_id] = lane
             tasks.create_task(self._run(hold, files))
 
@@ -203,7 +213,9 @@ class BatchRunner:
             async with Client(
                 self._bus, lane=hold.batch.lane, client_id=batch_id, config=self._client
             ) as client:
-                run = self._runs[batch_id] = Run(hold, self._bus, files, client, self._config)
+                count = partial(self._count, hold.batch.lane)
+                run = Run(hold, self._bus, files, client, self._config, count)
+                self._runs[batch_id] = run
                 await run.go()
         except* LeaseLost as group:
             self.counts.left += 1
@@ -217,6 +229,25 @@ class BatchRunner:
             self._failed.pop(batch_id, None)
             self.counts.by_status[hold.batch.status.value] += 1
             log.info("batches.ended", status=hold.batch.status.value)
+
+    def _count(self, lane: str, lines: int, completed: bool) -> None:  # noqa: FBT001 - as called
+        """Lines of a batch were stored."""
+        self.counts.lines[lane, completed] += lines
+
+    async def _count_all(self) -> None:
+        """Look now and then at what there is in the cluster."""
+        while True:
+            began_s = time.monotonic()
+            try:
+                self.census = await take_census(self._bus, now_s=time.time())
+            except BusError as error:
+                self.census = {}  # Old figures would look like new ones.
+                _log.warning("batches.not_counted", error=str(error))
+            except Exception:  # noqa: BLE001 - the edge of the loop: it lives on
+                self.counts.failed += 1
+                _log.exception("batches.not_counted")
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(self._config.census_s, LOOK_RATIO_MIN * took_s))
 
     def _note_failure(self, batch_id: str) -> None:
         self.counts.failed += 1

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
@@ -28,10 +29,21 @@ up again."""
 _log = structlog.get_logger(__name__)
 
 
+Count = Callable[[int, bool], None]
+"""Told how many lines a chunk that stands brought, and whether they completed."""
+
+
 class Writer:
     """The way of results into their files: one task writes."""
 
-    def __init__(self, results: ResultFiles, clearing: Clearing, config: BatchesConfig) -> None:
+    def __init__(
+        self,
+        results: ResultFiles,
+        clearing: Clearing,
+        config: BatchesConfig,
+        count: Count,
+    ) -> None:
+        self._count = count
         self._results = results
         self._clearing = clearing
         self._config = config
@@ -100,6 +112,7 @@ class Writer:
             except PayloadTooLarge:
                 await self._write([_too_large(result) for result in of_file])
                 continue
+            self._count(len(of_file), is_output)
             records = [(one.ended.number, one.sequence) for one in of_file if one.job_id]
             await self._clearing.add(records, is_output=is_output, sequence=sequence)
 

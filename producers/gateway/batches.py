@@ -1,6 +1,8 @@
 """/v1/batches, and the batches that this gateway runs itself."""
 
+import os
 import re
+import socket
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -15,6 +17,7 @@ from producers.batches.runner import BatchRunner
 from producers.batches.shelf import FILE_LIFE_S, Shelf, Wanted
 from producers.batches.view import batch_object, page
 from producers.errors import ProducerError
+from producers.gateway.batch_metrics import BatchMetrics
 from producers.gateway.errors import bad_request
 from producers.gateway.gateway import CALLER, Gateway
 from producers.gateway.headers import IDEMPOTENCY_KEY, TEXT_CHARS_MAX
@@ -26,6 +29,10 @@ LIST_DEFAULT, LIST_MAX = 20, 100
 RETRY_COUNT = "x-stainless-retry-count"
 """How often the OpenAI client has sent this request before."""
 
+HOST_CHARS_MAX = 48
+"""Of a host's name, what stands in a lease: with a process id still a token."""
+
+_NO_TOKEN = re.compile(r"[^A-Za-z0-9_-]")
 _AT = re.compile(r" - at `\$\.?(.*)`$")
 
 
@@ -49,7 +56,13 @@ _decoder = msgspec.json.Decoder(_Create)
 
 def routes(gateway: Gateway) -> Iterable[web.RouteDef]:
     """Name what can be done with batches, and begin to run them."""
-    runner = BatchRunner(gateway.bus, config=gateway.config.batches, client=gateway.config.client)
+    runner = BatchRunner(
+        gateway.bus,
+        config=gateway.config.batches,
+        client=gateway.config.client,
+        name=process_name(socket.gethostname(), os.getpid()),
+    )
+    gateway.metrics.registry.register(BatchMetrics(runner))
     running = gateway.tasks.create_task(runner.run())
     gateway.stack.callback(running.cancel)
 
@@ -86,6 +99,11 @@ def routes(gateway: Gateway) -> Iterable[web.RouteDef]:
         web.get("/v1/batches/{id}", one, allow_head=False),
         web.post("/v1/batches/{id}/cancel", cancel),
     )
+
+
+def process_name(host: str, pid: int) -> str:
+    """Name a process in the lease of a batch that it runs, so that people find its log."""
+    return f"{_NO_TOKEN.sub('-', host)[:HOST_CHARS_MAX]}-{pid}"
 
 
 async def _with_outlook(gateway: Gateway, shelf: Shelf, batch: Batch) -> Batch:

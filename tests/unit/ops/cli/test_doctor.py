@@ -68,7 +68,7 @@ def test_healthy_cluster() -> None:
     found = _judged(a_cluster())
     assert {one.level for one in found} == {Level.OK}
     assert {one.about for one in found} == {
-        *("nats", "durability", "streams", "disk", "results", "broker", "watchdogs"),
+        *("nats", "durability", "streams", "disk", "results", "files", "broker", "watchdogs"),
         *("workers", "clocks", "dlq"),
     }
 

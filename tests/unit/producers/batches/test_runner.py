@@ -209,9 +209,10 @@ async def test_another_runner_finishes_what_a_killed_one_began() -> None:
         batch = await place.create(lines(100))
         await place.when(batch.id, lambda one: one.counts.completed > 20)
         await first.kill()
-        place.start_runner()
+        second = place.start_runner()
         ended = await place.ended(batch.id)
         assert ended.status == "completed"
+        assert (second.runner.counts.taken, second.runner.counts.taken_over) == (1, 1)
         await place.check(ended, IDS)
         assert set(place.responder.runs.values()) == {1}
         await place.until_cleared()
