@@ -174,6 +174,9 @@ def test_submit_watch_results(scene: Scene, tmp_path: Path) -> None:
     scene.until_cleared()
     assert gateway.stop() == 0
     assert responder.end()["most"] == 1
+    at = ("--lane", LANE, "--all", "--yes", "--nats", scene.url)
+    assert run("erase", *at)[1] == "0 results and 0 dead letters, 3 files and 1 batches deleted\n"
+    assert "no batch" in scene.batch("status", batch_id)[2]
 
 
 def test_a_detached_run_is_a_batch_handed_in(scene: Scene, tmp_path: Path) -> None:
