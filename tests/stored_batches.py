@@ -12,7 +12,7 @@ from broker.bus import topology
 from broker.bus.base import Bus
 from broker.bus.files import Files, new_file_id
 from broker.bus.memory import MemoryBus
-from broker.bus.topology import Bounds, LanePlan
+from broker.bus.topology import DEFAULTS, Bounds, LanePlan
 from broker.wire import subjects
 from broker.wire.codec import encode
 from broker.wire.files import FileInfo
@@ -40,6 +40,7 @@ SMALL = BatchesConfig(
     clear_after_s=0.02,
     clear_s_max=5.0,
     retry_s_max=0.2,
+    lane_gone_s=0.5,
 )
 """Bounds that a small batch reaches."""
 
@@ -193,12 +194,15 @@ def codes(lines: Iterable[dict[str, Any]]) -> Counter[str]:
 
 
 @asynccontextmanager
-async def a_place(*, lane: str = LANE, **fields: Any) -> AsyncGenerator[Place]:
+async def a_place(
+    *, lane: str = LANE, bounds: Bounds = DEFAULTS, **fields: Any
+) -> AsyncGenerator[Place]:
     """A lane `acme` whose streams and buckets are set up, and a responder that serves it."""
     bus = MemoryBus()
-    await topology.apply(bus, topology.of([LanePlan(lane, (MODEL,))], Bounds()))
-    await count_all(bus)
     async with Responder(bus, **fields) as responder:
+        # After the responder's own, narrower streams.
+        await topology.apply(bus, topology.of([LanePlan(lane, (MODEL,))], bounds))
+        await count_all(bus)
         place = Place(bus, responder)
         try:
             yield place

@@ -138,6 +138,8 @@ class StreamState:
     last_sequence: int
     bytes_max: int = 0
     """Bound of `bytes` as it stands at the server; 0 = none."""
+    age_s_max: float = 0.0
+    """How long a message is kept; 0 = without end."""
 
 
 @dataclass(frozen=True, slots=True)

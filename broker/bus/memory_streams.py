@@ -199,6 +199,7 @@ class MemoryStream:
             first_sequence=next(iter(self._messages), self.last_sequence + 1),
             last_sequence=self.last_sequence,
             bytes_max=self.spec.max_bytes,
+            age_s_max=self.spec.max_age_s,
         )
 
     def takes(self, subject: str) -> bool:

@@ -147,12 +147,19 @@ class Streams:
         """State of a stream, or with `subject` that subject's count in it."""
         answer = await self.ask(f"STREAM.INFO.{stream}")
         state, bytes_max = answer.state, answer.config.get("max_bytes", -1)
+        age_ns_max = answer.config.get("max_age", 0)
         assert isinstance(bytes_max, int), "a number, by the server's own schema"
+        assert isinstance(age_ns_max, int), "a number, by the server's own schema"
         messages = state.messages
         if subject:
             messages = sum((await self.subject_counts(stream, subject=subject)).values())
         return StreamState(
-            messages, state.bytes, state.first_seq, state.last_seq, bytes_max=max(0, bytes_max)
+            messages,
+            state.bytes,
+            state.first_seq,
+            state.last_seq,
+            bytes_max=max(0, bytes_max),
+            age_s_max=age_ns_max / NANOSECONDS,
         )
 
     async def subject_counts(self, stream: str, *, subject: str) -> dict[str, int]:
@@ -387,8 +394,8 @@ def _not_taken(error: ApiError, spec: StreamSpec) -> BusError:
         # The server sets a stream's whole `max_bytes` aside at once.
         message = (
             f"stream {spec.name} wants {spec.max_bytes} bytes set aside, and the server has not "
-            f"that much left ({error.description}): raise its `max_file`, or lower the "
-            "lanes' bounds"
+            f"that much left ({error.description}): raise `max_file` in its jetstream block, or "
+            "lower the bounds of [streams]: files_bytes_max, batch_bytes_max, results_bytes_max"
         )
         return BusError(message)
     return error_of(error, what=f"stream {spec.name}")

@@ -44,8 +44,9 @@ class Bounds:
     """How long a terminal record is kept: the longest batch window (24 h), and time to fetch it."""
     dead_letters_bytes_max: int = GIB // 4
     dead_letters_age_s_max: float = 30 * DAY_S
-    files_bytes_max: int = 16 * GIB
-    """All files of a lane: the inputs of its batches and their results."""
+    files_bytes_max: int = 4 * GIB
+    """All files of a lane: the inputs of its batches and their results. Room for a million lines of
+    2 KB; the server sets it aside, so more by default would keep lanes off small disks."""
     files_age_s_max: float = 60 * DAY_S
     """What outlives its own expiry by so much is dropped by the server itself, though no program of
     ours should run; twice the longest life of a file."""

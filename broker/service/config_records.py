@@ -95,7 +95,7 @@ class StreamsConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """How long a result can be fetched; longer than the longest batch window."""
     dead_letters_bytes_max: Bytes = GIB // 4
     dead_letters_age_s_max: Annotated[float, Meta(ge=60)] = 30 * 86_400.0
-    files_bytes_max: Bytes = 16 * GIB
+    files_bytes_max: Bytes = 4 * GIB
     """FILES_<lane>: inputs of batches and their results."""
     files_age_s_max: Annotated[float, Meta(ge=60)] = 60 * 86_400.0
     """Files that nobody removed leave by themselves after this."""

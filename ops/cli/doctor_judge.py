@@ -9,7 +9,7 @@ from broker.wire import subjects
 from broker.wire.codec import MESSAGE_BYTES_MAX
 from broker.wire.prefix import BLOCK_BYTES
 from broker.wire.prompt import BYTES_PER_TOKEN
-from ops.cli.doctor_batches import batches, files
+from ops.cli.doctor_batches import batches, files, windows
 from ops.cli.doctor_facts import Facts, wanted_streams
 from ops.cli.doctor_findings import Finding, fail, ok, warn
 from ops.cli.output import duration, size
@@ -41,6 +41,15 @@ TO_DO = {
 }
 """By watchdog, `ops/docs/watchdogs.md`."""
 
+BOUNDS = {
+    "JOBS_": "lane_bytes_max",
+    "BATCH_": "batch_bytes_max",
+    "RESULTS_": "results_bytes_max",
+    "DLQ_": "dead_letters_bytes_max",
+    "FILES_": "files_bytes_max",
+}
+"""What bounds a lane's streams, by the beginning of their names."""
+
 MILLION = 1_000_000
 
 INDEX_ENTRY_BYTES = 86
@@ -70,6 +79,7 @@ def judge(facts: Facts, *, line_bytes: int) -> Iterator[Finding]:
     yield from _results(facts)
     yield from files(facts)
     yield from batches(facts)
+    yield from windows(facts)
     yield from _broker(facts)
     yield from _watchdogs(facts)
     yield from _workers(facts)
@@ -205,17 +215,31 @@ def _disk(facts: Facts) -> Iterator[Finding]:
     limit = facts.durability.storage_bytes_max
     if limit is not None and reserved > limit * DISK_RATIO_MAX:
         found = f"the streams may grow to {size(reserved)}, and the server allows {size(limit)}"
-        yield warn(
-            "disk", found, "raise `max_file` of the server, or lower the bounds of [streams]"
+        to_do = (
+            "it sets all of it aside, and refuses what is beyond: raise `max_file` of the server, "
+            f"or lower the bounds of [streams] ({_set_aside(facts)})"
         )
+        yield warn("disk", found, to_do)
     if free is None:
         found = f"the streams hold {size(used)} of {size(reserved)} allowed"
         yield ok("disk", f"{found}; free space not known (--monitor, on the server's host)")
     elif free < reserved - used:
         found = f"the streams may grow by {size(reserved - used)}, and the disk has {size(free)}"
-        yield warn("disk", found, "make room, or lower the bounds of [streams]")
+        to_do = f"make room, or lower the bounds of [streams] ({_set_aside(facts)})"
+        yield warn("disk", found, to_do)
     else:
         yield ok("disk", f"the streams hold {size(used)} of {size(reserved)}; {size(free)} free")
+
+
+def _set_aside(facts: Facts) -> str:
+    """What the streams of each kind may hold together, the most first, by their settings."""
+    sums = {
+        setting: sum(max(0, int(facts.streams[n].config.get("max_bytes", 0))) for n in names)
+        for prefix, setting in BOUNDS.items()
+        if (names := _of_kind(facts, prefix))
+    }
+    ordered = sorted(sums.items(), key=lambda one: -one[1])
+    return ", ".join(f"{setting}: {size(count)} in all" for setting, count in ordered)
 
 
 def _of_kind(facts: Facts, prefix: str) -> list[str]:

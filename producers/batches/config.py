@@ -42,9 +42,13 @@ class BatchesConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     must have them, up to 30 s behind where a broker is busy); what is left goes by its age."""
     retry_s_max: Positive = 60.0
     """Longest pause before a batch is taken up again at which a runner failed."""
+    lane_gone_s: Positive = 600.0
+    """Batches of a lane that was taken out of the configuration fail after this: time to put back
+    what was taken out by mistake."""
     sweep_s: Positive = 600.0
     """Between two looks for files that are expired, and chunks of files that never came whole."""
     census_s: Positive = 15.0
     """Between two counts of all batches and files, for /metrics: what Prometheus usually asks."""
     file_bytes_max: Annotated[int, Meta(ge=1)] = 8_000_000_000
-    """Largest file; the hosted API takes 200 MB."""
+    """Largest file, where the lane has room for it ([streams] files_bytes_max); the hosted API
+    takes 200 MB."""

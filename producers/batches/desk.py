@@ -51,7 +51,10 @@ class Desk:
         except FileGone as error:
             raise NoSuchFile(str(error)) from error
         except StreamFull as error:
-            message = f"the files of lane {self._lane!r} take all the room they may; delete some"
+            message = (
+                f"the files of lane {self._lane!r} take all the room they may "
+                "(streams.files_bytes_max); delete some: inferlane erase --only files"
+            )
             raise BadBatch(message, param="file") from error
         except (NoStream, NotFound) as error:
             message = (

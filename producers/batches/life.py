@@ -4,6 +4,7 @@
     validating → failed                       the input is unusable, nothing ran
     in_progress → expired                     the window was over before its last line ended
     validating, in_progress → cancelling → cancelled
+    any that has not ended → failed           no runner can bring it to its end
 
 At every end but `failed`, each line of the input stands exactly once in the output or the error
 file. A state is never left backwards, and an ended batch never changes.
@@ -20,6 +21,10 @@ FAULTS_MAX = 100
 
 INPUT_GONE = Fault(
     code="input_file_gone", message="the input file was removed before all of it ran"
+)
+LANE_GONE = Fault(
+    code="lane_gone",
+    message="the lane was taken out of the cluster's configuration before all of the input ran",
 )
 
 
@@ -41,12 +46,12 @@ def fail(batch: Batch, faults: Sequence[Fault], *, at_s: float) -> Batch:
     return replace(kept, status=Status.FAILED, failed_at_s=at_s)
 
 
-def lose_input(batch: Batch, *, at_s: float) -> Batch:
-    """No runner can bring it to its end: its input aged away before all of it ran.
+def lose(batch: Batch, fault: Fault, *, at_s: float) -> Batch:
+    """No runner can bring it to its end: its input aged away, or its lane was taken out.
 
     What ended stands in its files; no other way leads from a running batch to `failed`.
     """
-    lost = replace(batch, errors=(INPUT_GONE,), lease=None, forecast=None)
+    lost = replace(batch, errors=(fault,), lease=None, forecast=None)
     return replace(lost, status=Status.FAILED, failed_at_s=at_s)
 
 

@@ -305,8 +305,13 @@ class Run:
                 lambda batch: life.finalize(self._counted(batch), at_s=time.time())
             )
         await self._results.finish(life_s=self.batch.results_life_s)
-        end = life.lose_input if is_lost else life.finish
-        await self._hold.change(lambda batch: end(self._counted(batch), at_s=time.time()))
+        await self._hold.change(lambda batch: self._ended(batch, is_lost=is_lost))
+
+    def _ended(self, batch: Batch, *, is_lost: bool) -> Batch:
+        counted, at_s = self._counted(batch), time.time()
+        if is_lost:
+            return life.lose(counted, life.INPUT_GONE, at_s=at_s)
+        return life.finish(counted, at_s=at_s)
 
     # ---- duties beside --------------------------------------------------------------------------
 
@@ -373,3 +378,16 @@ class Run:
         if ahead is None or (batch.forecast and counted.counts == batch.counts):
             return counted
         return replace(counted, forecast=ahead)
+
+
+async def end_without_lane(hold: Hold, files: Files) -> None:
+    """End a batch whose lane was taken out: what stands in its files stays, and can be read.
+
+    Raises LeaseLost, BusError.
+    """
+    results = ResultFiles(files, hold.batch)
+    await results.take_over()
+    await results.finish(life_s=hold.batch.results_life_s)
+    await hold.change(
+        lambda batch: life.lose(results.counted(batch), life.LANE_GONE, at_s=time.time())
+    )

@@ -26,12 +26,12 @@ from producers.batches.census import LaneCensus, take_census
 from producers.batches.config import BatchesConfig
 from producers.batches.errors import BatchesError, LeaseLost
 from producers.batches.hold import Hold, is_free, take
-from producers.batches.run import Run
+from producers.batches.run import Run, end_without_lane
 from producers.batches.shelf import Shelf, all_batches, files_of
 from producers.client import Client
 from producers.config import ClientConfig
 from producers.door import lanes_of
-from producers.errors import ProducerError
+from producers.errors import ProducerError, UnknownLane
 
 RETRY_S = 1.0
 """Pause before a batch is taken up again at which a run failed; doubled each time."""
@@ -102,6 +102,8 @@ class BatchRunner:
         self._running: dict[str, str] = {}
         """Lane of each batch that is taken here."""
         self._failed: dict[str, _Failed] = {}
+        self._missing_since_s: dict[str, float] = {}
+        """Lanes of batches that nobody offers."""
         self._news = asyncio.Event()
         self._heard: set[tuple[str, str]] = set()
         self._looks_now = True
@@ -210,6 +212,10 @@ class BatchRunner:
         log = _log.bind(lane=hold.batch.lane, batch=batch_id)
         log.info("batches.taken", status=hold.batch.status.value)
         try:
+            if await self._lane_is_gone(hold.batch.lane):
+                await end_without_lane(hold, files)
+                log.warning("batches.lane_gone")
+                return
             async with Client(
                 self._bus, lane=hold.batch.lane, client_id=batch_id, config=self._client
             ) as client:
@@ -229,6 +235,23 @@ class BatchRunner:
             self._failed.pop(batch_id, None)
             self.counts.by_status[hold.batch.status.value] += 1
             log.info("batches.ended", status=hold.batch.status.value)
+
+    async def _lane_is_gone(self, lane: str) -> bool:
+        """Say whether a lane was taken out of the configuration, `lane_gone_s` ago.
+
+        Raises UnknownLane while it is out for less than that; BusError.
+        """
+        try:
+            await self._bus.kv_get(subjects.CONFIG_BUCKET, subjects.lane_offer_key(lane))
+        except NotFound:
+            since_s = self._missing_since_s.setdefault(lane, time.monotonic())
+        else:
+            self._missing_since_s.pop(lane, None)
+            return False
+        if time.monotonic() >= since_s + self._config.lane_gone_s:
+            return True
+        message = f"lane {lane!r} is not configured; its batches fail if it isn't put back"
+        raise UnknownLane(message)
 
     def _count(self, lane: str, lines: int, completed: bool) -> None:  # noqa: FBT001 - as called
         """Lines of a batch were stored."""

@@ -57,7 +57,9 @@ def told() -> Generator[None]:
     except FileTooLarge as error:
         raise ApiError(413, "file_too_large", str(error), param="file") from error
     except StreamFull as error:
-        message = "the lane's files take all the room they may; delete some"
+        message = (
+            "the lane's files take all the room they may (streams.files_bytes_max); delete some"
+        )
         raise ApiError(413, "files_full", message) from error
     except (BusError, BatchesError) as error:
         message = f"the message server does not answer now ({error}); try again"

@@ -209,6 +209,12 @@ class TestStreams:
         await world.bus.ensure_stream(a_stream())
         assert [item async for item in world.bus.messages(STREAM)] == []
 
+    async def test_bounds_are_told_as_they_stand(self, world: World) -> None:
+        """Whoever stores something can ask how much, and for how long."""
+        await world.bus.ensure_stream(a_stream(max_bytes=10**6, max_age_s=200.5))
+        state = await world.bus.stream_state(STREAM)
+        assert (state.bytes_max, state.age_s_max) == (10**6, 200.5)
+
     async def test_counts(self, world: World) -> None:
         """State and counts tell what is stored, in all and per subject."""
         await world.bus.ensure_stream(a_stream(subjects=("jobs.a.1.m", "jobs.a.2.m")))
@@ -216,7 +222,7 @@ class TestStreams:
             await world.bus.append(subject, b"x")
         await world.bus.delete_message(STREAM, 1)
         state = await world.bus.stream_state(STREAM)
-        assert state.bytes_max == 0
+        assert (state.bytes_max, state.age_s_max) == (0, 0.0)
         assert (state.messages, state.first_sequence, state.last_sequence) == (2, 2, 3)
         assert state.bytes > 0
         assert (await world.bus.stream_state(STREAM, subject="jobs.a.1.m")).messages == 1

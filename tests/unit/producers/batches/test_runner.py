@@ -6,6 +6,7 @@ import msgspec
 
 from broker.wire.messages import Job, Kind, Reason, TerminalRecord, Usage
 from tests.batches import a_line, lines
+from tests.builders import LANE
 from tests.lanes import until
 from tests.responder import a_record, a_rejection
 from tests.stored_batches import SMALL, a_place, codes
@@ -216,6 +217,43 @@ async def test_another_runner_finishes_what_a_killed_one_began() -> None:
         await place.check(ended, IDS)
         assert set(place.responder.runs.values()) == {1}
         await place.until_cleared()
+
+
+async def test_a_lane_that_was_taken_out_fails_its_batches() -> None:
+    """After a while, with the reason; what ended stands in whole files, and nothing is retried."""
+    async with a_place() as place:
+        place.responder.run_s = 0.01
+        first = place.start_runner()
+        batch = await place.create(lines(100))
+        await place.when(batch.id, lambda one: one.counts.completed > 20)
+        await first.kill()
+        await place.bus.kv_delete("CONFIG", f"lane.{LANE}")
+        second = place.start_runner()
+        ended = await place.ended(batch.id)
+        assert (ended.status, [fault.code for fault in ended.errors]) == ("failed", ["lane_gone"])
+        output, _ = await place.results(ended)
+        assert len(output) == ended.counts.completed > 20
+        info = await place.files.find(ended.output_file_id)
+        assert info is not None
+        assert (info.growing, info.lines) == (False, len(output))
+        assert second.runner.counts.failed > 0
+
+
+async def test_a_lane_that_is_put_back_goes_on() -> None:
+    """A mistake in a file that is corrected within the time costs no batch."""
+    patient = msgspec.structs.replace(SMALL, lane_gone_s=60.0)
+    async with a_place() as place:
+        offer = await place.bus.kv_get("CONFIG", f"lane.{LANE}")
+        await place.bus.kv_delete("CONFIG", f"lane.{LANE}")
+        member = place.start_runner(patient)
+        batch = await place.create(lines(10))
+        async with asyncio.timeout(10):
+            while not member.runner.counts.failed:
+                await asyncio.sleep(0.01)
+        await place.bus.kv_put("CONFIG", f"lane.{LANE}", offer.value)
+        ended = await place.ended(batch.id)
+        assert ended.status == "completed"
+        await place.check(ended, IDS[:10])
 
 
 async def test_a_runner_that_ends_in_good_order_hands_over_at_once() -> None:

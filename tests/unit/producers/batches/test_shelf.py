@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from broker.bus.topology import DAY_S, Bounds
 from broker.wire import subjects
 from producers.batches import life
 from producers.batches.errors import BadBatch, FileInUse, NoSuchBatch, NoSuchFile
-from producers.batches.shelf import WINDOW_S_MAX, Wanted, all_batches
+from producers.batches.shelf import WINDOW_S_MAX, Wanted, all_batches, longest_window_s
 from tests.batches import lines
 from tests.stored_batches import ENDPOINT, Place, a_place
 
@@ -36,7 +37,7 @@ async def test_a_batch_is_made_of_a_request() -> None:
 )
 async def test_a_window_is_a_duration(window: str, param: str) -> None:
     """Above zero, and up to the bound."""
-    async with a_place() as place:
+    async with a_place(bounds=Bounds(results_age_s_max=40 * DAY_S)) as place:
         with pytest.raises(BadBatch) as error:
             await place.shelf.create(await wanted(place, completion_window=window))
         assert error.value.param == param
@@ -44,6 +45,36 @@ async def test_a_window_is_a_duration(window: str, param: str) -> None:
         assert (await place.shelf.create(longest)).window_s == WINDOW_S_MAX
         with pytest.raises(BadBatch):
             await place.shelf.create(replace_window(longest, f"{WINDOW_S_MAX + 1:.0f}s"))
+
+
+@pytest.mark.parametrize(
+    ("age_s", "window_s_max"),
+    [
+        (60.0, 40.0),
+        (3600.0, 2400.0),
+        (3 * DAY_S, 2 * DAY_S),
+        (8 * DAY_S, 7 * DAY_S),
+        (31 * DAY_S, 30 * DAY_S),
+        (90 * DAY_S, 30 * DAY_S),
+    ],
+)
+def test_the_longest_window_leaves_time_to_store_results(age_s: float, window_s_max: float) -> None:
+    """A third of what the lane keeps results for, at most a day; and 30 days at most."""
+    assert longest_window_s(age_s) == pytest.approx(window_s_max)
+
+
+@pytest.mark.parametrize("age_s", [3600.0, 3 * DAY_S, 20 * DAY_S])
+async def test_no_window_is_longer_than_results_are_kept(age_s: float) -> None:
+    """Or a line that was paid for could age out; the way out is named, and is one."""
+    too_long_s = longest_window_s(age_s) + 1
+    async with a_place(bounds=Bounds(results_age_s_max=age_s)) as place:
+        asked = await wanted(place, completion_window=f"{longest_window_s(age_s):.0f}s")
+        await place.shelf.create(asked)
+        with pytest.raises(BadBatch, match=r"raise results_age_s_max .* to \d+$") as error:
+            await place.shelf.create(replace_window(asked, f"{too_long_s:.0f}s"))
+        assert error.value.param == "completion_window"
+        needed_s = float(str(error.value).rpartition(" ")[2])
+    assert longest_window_s(needed_s) >= too_long_s - 1
 
 
 def replace_window(asked: Wanted, window: str) -> Wanted:
