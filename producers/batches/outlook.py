@@ -1,12 +1,14 @@
 """The first word on how long a new batch takes, before any of its lines ran."""
 
 import time
+from collections.abc import Iterable
 
 from broker.bus.base import BusError
 from broker.bus.files import Files
 from broker.wire.ids import BATCH_BAND
 from producers.batch.lines import Request, parse_line
 from producers.batches.forecast import SPREAD_UNKNOWN, forecast
+from producers.batches.hold import is_free
 from producers.batches.lines import Splitter
 from producers.batches.records import Batch, Forecast
 from producers.batches.survey import model_of
@@ -26,17 +28,34 @@ async def outlook(
     now_s = time.time()
     lines_s = client.queue_pace_s(BATCH_BAND, await _first_model(batch, files))
     lines_s = lines_s or _pace_of_last(others, batch.endpoint, now_s)
-    ahead = [one for one in others if not one.has_ended and one.id != batch.id]
-    left_lines = batch.lines + sum(
-        max(one.counts.total or one.lines, one.counts.ended) - one.counts.ended for one in ahead
-    )
     return forecast(
-        left_lines=left_lines,
+        left_lines=batch.lines + lines_before(batch, others, now_s=now_s),
         lines_s=lines_s,
         spread=SPREAD_UNKNOWN,
         left_s=batch.deadline_at_s - now_s,
         at_s=now_s,
     )
+
+
+def lines_before(batch: Batch, others: Iterable[Batch], *, now_s: float) -> int:
+    """Lines of a lane's other batches that end before the last one of a new batch does. Pure.
+
+    One that waits for a runner is run before it, whole. One that is run already has its jobs in the
+    lane's queue line by line beside the new one's, and both get on alike: so it takes of the lane
+    what it has in the queue now, or as much as the new one, and no more than it has left.
+    """
+    open_ = [one for one in others if not one.has_ended and one.id != batch.id]
+    waiting = sum(_left(one) for one in open_ if is_free(one, now_s=now_s))
+    beside = sum(
+        min(_left(one), max(batch.lines + waiting, one.place.jobs_inflight))
+        for one in open_
+        if not is_free(one, now_s=now_s)
+    )
+    return waiting + beside
+
+
+def _left(batch: Batch) -> int:
+    return max((batch.counts.total or batch.lines) - batch.counts.ended, 0)
 
 
 async def _first_model(batch: Batch, files: Files) -> str:
