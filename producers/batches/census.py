@@ -67,7 +67,11 @@ def lane_census(batches: Iterable[Batch], files: StreamState | None, *, now_s: f
 
 
 def is_untaken(batch: Batch, *, now_s: float) -> bool:
-    """Say whether nobody runs a batch, and nobody will soon."""
+    """Say whether nobody runs a batch, and nobody will soon.
+
+    A runner that ends in good order leaves a batch that looks so until the next one takes it, which
+    is a matter of seconds.
+    """
     free_since_s = batch.lease.until_s if batch.lease else batch.created_at_s
     return is_free(batch, now_s=now_s) and now_s > max(free_since_s, batch.created_at_s) + UNTAKEN_S
 

@@ -26,13 +26,23 @@ SPREAD_MIN = 0.1
 
 
 class Pace:
-    """Lines a second of a batch, from samples of how many have ended."""
+    """Lines a second of a batch, from samples of how many have ended.
+
+    The first sample is taken when the first lines have ended: until then a run only begins (jobs
+    are stored, dispatched, prefilled, results wait to be written), and lines ended over a time that
+    has the beginning in it would be too few a second.
+    """
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES_MAX + 1)
+        self._begun_with: int | None = None
 
     def note(self, ended: int, *, at_s: float) -> None:
-        """Take a sample, unless the last one is too fresh."""
+        """Take a sample, unless no line ended since the run began, or the last is too fresh."""
+        if self._begun_with is None:
+            self._begun_with = ended
+        if ended == self._begun_with:
+            return
         if not self._samples or at_s >= self._samples[-1][0] + SAMPLE_S:
             self._samples.append((at_s, ended))
 

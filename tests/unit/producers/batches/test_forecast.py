@@ -41,7 +41,16 @@ def test_an_unsteady_pace_is_doubted() -> None:
     assert paced(0, 100, 100, 200, 200).spread > paced(0, 50, 100, 150, 200).spread
 
 
-@pytest.mark.parametrize("ended", [[], [5], [5, 5]])
+def test_the_beginning_is_not_counted() -> None:
+    """Nothing ends while a run begins; the pace is that of the lines from then on.
+
+    Measured on a batch of 48 s: at a tenth of its lines 3 times as long was told as it then took.
+    """
+    assert paced(0, 0, 0, 50, 100, 150).lines_s == 50 / SAMPLE_S
+    assert paced(700, 700, 750, 800).lines_s == 50 / SAMPLE_S
+
+
+@pytest.mark.parametrize("ended", [[], [5], [5, 5], [0, 5]])
 def test_nothing_is_known_at_first(ended: list[int]) -> None:
     """No pace, no forecast, all the doubt."""
     pace = paced(*ended)
@@ -53,11 +62,12 @@ def test_nothing_is_known_at_first(ended: list[int]) -> None:
 def test_samples_are_bounded_and_spaced() -> None:
     """Old ones go, so the pace is today's; too fresh ones are not taken."""
     pace = Pace()
-    pace.note(0, at_s=0.0)
+    pace.note(0, at_s=-1.0)
+    pace.note(1, at_s=0.0)
     pace.note(1000, at_s=SAMPLE_S / 2)
     assert pace.lines_s == 0.0
     for number in range(1, 3 * SAMPLES_MAX):
-        pace.note(number * 10 if number > SAMPLES_MAX else 0, at_s=number * SAMPLE_S)
+        pace.note(number * 10 if number > SAMPLES_MAX else 1, at_s=number * SAMPLE_S)
     assert pace.lines_s == 10 / SAMPLE_S
 
 
