@@ -134,7 +134,7 @@ def _resolved(path: Path) -> Path:
 
 
 @app.command
-def retry(
+def retry(  # noqa: PLR0913 - one parameter is one flag.
     output: Annotated[Path, Parameter(help="Output file of the batch.")],
     errors: Annotated[Path | None, Parameter(help="Its error file; default as for `run`.")] = None,
     /,
@@ -151,6 +151,7 @@ def retry(
         str | None, Parameter(help="Time for this round; default: as before.")
     ] = None,
     concurrency: ConcurrencyFlag = 1000,
+    key: KeyFlag = "",
     quiet: QuietFlag = False,
     config: ConfigFlag = None,
     cluster: Cluster = HERE,
@@ -189,6 +190,7 @@ def retry(
         lane=identity.lane,
         window_s=None if window is None else seconds(window, what="--window"),
         concurrency=concurrency,
+        api_key_name=batch_stored.api_key_name(key),
     )
     return _run(plan, found, quiet=quiet, again=True)
 
