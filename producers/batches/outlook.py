@@ -7,8 +7,8 @@ from broker.bus.base import BusError
 from broker.bus.files import Files
 from broker.wire.ids import BATCH_BAND
 from producers.batch.lines import Request, parse_line
+from producers.batches.census import is_untaken
 from producers.batches.forecast import SPREAD_UNKNOWN, forecast
-from producers.batches.hold import is_free
 from producers.batches.lines import Splitter
 from producers.batches.records import Batch, Forecast
 from producers.batches.survey import model_of
@@ -38,20 +38,19 @@ async def outlook(
 
 
 def lines_before(batch: Batch, others: Iterable[Batch], *, now_s: float) -> int:
-    """Lines of a lane's other batches that end before the last one of a new batch does. Pure.
+    """Lines of a lane's other batches that end before a new one's do. Pure.
 
-    One that waits for a runner is run before it, whole. One that is run already has its jobs in the
-    lane's queue line by line beside the new one's, and both get on alike: so it takes of the lane
-    what it has in the queue now, or as much as the new one, and no more than it has left.
+    Lines wait in order of their deadlines, so a batch whose window ends first is run first, whole,
+    and one whose window ends later stands back. But one that waits for a runner to have room is
+    taken up first in any case.
     """
-    open_ = [one for one in others if not one.has_ended and one.id != batch.id]
-    waiting = sum(_left(one) for one in open_ if is_free(one, now_s=now_s))
-    beside = sum(
-        min(_left(one), max(batch.lines + waiting, one.place.jobs_inflight))
-        for one in open_
-        if not is_free(one, now_s=now_s)
+    return sum(
+        _left(one)
+        for one in others
+        if not one.has_ended
+        and one.id != batch.id
+        and (one.deadline_at_s <= batch.deadline_at_s or is_untaken(one, now_s=now_s))
     )
-    return waiting + beside
 
 
 def _left(batch: Batch) -> int:

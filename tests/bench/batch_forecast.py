@@ -4,8 +4,8 @@
 
 A real cluster (NATS server, broker, two workers with modelled engines of six slots, a gateway). One
 batch after the other: the first on an idle cluster that has seen none, the next with its pace
-known, one beside people who chat, one more beside them, and a short and a long one while a long one
-runs. The engines are slow, so that what else this machine does changes little. For each: the
+known, one beside people who chat, one more beside them, and two short ones while a long one runs,
+whose window ends later or first. The engines are slow, so that what else this machine does changes little. For each: the
 forecast at its creation, and those when a tenth, a quarter and a half of its
 lines had ended, each over the time it then took. 1.0 is exact; below, it took longer than was told.
 """
@@ -33,9 +33,6 @@ from tests.cluster_batches import ENDED, client_of, created
 
 PEOPLE = 4
 """Chats at once: a third of the cluster's slots."""
-
-LONG_LINES = 10_000
-"""Of a batch beside others: far more than it has in the cluster at once."""
 
 SPEED = 0.3
 """Of the engines: so slow that they, and not this machine, are what is waited for."""
@@ -105,8 +102,8 @@ async def people(bus: Bus) -> AsyncGenerator[None]:
 async def rows(client: openai.AsyncOpenAI, bus: Bus, count: int) -> AsyncGenerator[str]:
     """Run all loads, one after the other."""
 
-    async def run(name: str, size: int) -> str:
-        batch = await created(client, lines(size))
+    async def run(name: str, size: int, *, window: str = "24h") -> str:
+        batch = await created(client, lines(size), window=window)
         return told(name, size, await followed(client, batch))
 
     yield await run("idle, the first batch ever", count)
@@ -114,12 +111,11 @@ async def rows(client: openai.AsyncOpenAI, bus: Bus, count: int) -> AsyncGenerat
     async with people(bus):
         yield await run(f"{PEOPLE} people chat; the batch before was alone", count)
         yield await run(f"{PEOPLE} people chat, as beside the batch before", count)
-    ahead = await created(client, lines(LONG_LINES))
+    ahead = await created(client, lines(2 * count))
     while look_of(await client.batches.retrieve(ahead.id)).ended < count / 10:
         await asyncio.sleep(LOOK_S)
-    yield await run(f"one of {LONG_LINES:,} runs beside it", count // 5)
-    yield await run("the same, five times the lines", count)
-    await client.batches.cancel(ahead.id)
+    yield await run("a long one runs; its window ends later", count // 4, window="1h")
+    yield await run("a long one runs; its window ends first", count // 4)
 
 
 async def measure(folder: Path, count: int) -> None:
