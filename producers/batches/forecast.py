@@ -17,6 +17,9 @@ SAMPLE_S = 5.0
 SAMPLES_MAX = 120
 """Ten minutes: "today's" capacity, and long against one slow answer."""
 
+AGED_S, AGED_RATIO = 60.0, 0.05
+"""How old a forecast gets before it is told anew though nothing ended."""
+
 SPREAD_UNKNOWN = 0.7
 """Of the logarithm of the time, while nothing was seen of the pace: it may well be double or
 half."""
@@ -78,6 +81,21 @@ def forecast(
         return None
     takes_s = left_lines / lines_s
     return Forecast(at_s=at_s, takes_s=takes_s, miss_ratio=miss_ratio(takes_s, left_s, spread))
+
+
+def aged(found: Forecast, *, left_s: float, at_s: float) -> Forecast:
+    """A forecast as time has passed since, while nothing newer is known: of a batch that waits.
+
+    It is renewed by steps of a twentieth, a minute at the least, so that a record is not written
+    for each second; and it never says that nothing is left. `left_s`: of the window.
+    """
+    passed_s = at_s - found.at_s
+    if passed_s < max(AGED_S, found.takes_s * AGED_RATIO):
+        return found
+    takes_s = max(found.takes_s - passed_s, AGED_S)
+    return Forecast(
+        at_s=at_s, takes_s=takes_s, miss_ratio=miss_ratio(takes_s, left_s, SPREAD_UNKNOWN)
+    )
 
 
 def miss_ratio(takes_s: float, left_s: float, spread: float) -> float:

@@ -14,6 +14,9 @@ from producers.batches.records import Batch, Forecast
 from producers.batches.survey import model_of
 from producers.client import Client
 
+BROKER_WINDOW_JOBS = 512
+"""Jobs of a batch queue among which a broker chooses (`window_batch_jobs`, as it ships)."""
+
 BATCHES_AGE_S_MAX = 86_400.0
 """A batch that ended longer ago says nothing of today's capacity."""
 
@@ -41,16 +44,19 @@ def lines_before(batch: Batch, others: Iterable[Batch], *, now_s: float) -> int:
     """Lines of a lane's other batches that end before a new one's do. Pure.
 
     Lines wait in order of their deadlines, so a batch whose window ends first is run first, whole,
-    and one whose window ends later stands back. But one that waits for a runner to have room is
-    taken up first in any case.
+    and one whose window ends later stands back, but for those of its jobs that a broker's window
+    has no room for: they stand in the stream before the new ones. And one that waits for a runner
+    to have room is taken up first in any case.
     """
-    return sum(
-        _left(one)
-        for one in others
-        if not one.has_ended
-        and one.id != batch.id
-        and (one.deadline_at_s <= batch.deadline_at_s or is_untaken(one, now_s=now_s))
-    )
+    before = 0
+    for one in others:
+        if one.has_ended or one.id == batch.id:
+            continue
+        if one.deadline_at_s <= batch.deadline_at_s or is_untaken(one, now_s=now_s):
+            before += _left(one)
+        else:
+            before += max(one.place.jobs_inflight - BROKER_WINDOW_JOBS, 0)
+    return before
 
 
 def _left(batch: Batch) -> int:

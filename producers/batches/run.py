@@ -31,7 +31,7 @@ from producers.batches.clearing import Clearing
 from producers.batches.config import BatchesConfig
 from producers.batches.errors import BatchesError
 from producers.batches.flight import Flight
-from producers.batches.forecast import Pace, forecast
+from producers.batches.forecast import Pace, aged, forecast
 from producers.batches.hold import Hold
 from producers.batches.journal import numbers_of
 from producers.batches.lines import windows
@@ -375,8 +375,9 @@ class Run:
             left_s=batch.deadline_at_s - now_s,
             at_s=now_s,
         )
-        if ahead is None or (batch.forecast and counted.counts == batch.counts):
-            return counted
+        if batch.forecast and (ahead is None or counted.counts == batch.counts):
+            left_s = batch.deadline_at_s - now_s
+            ahead = aged(batch.forecast, left_s=left_s, at_s=now_s)
         return replace(counted, forecast=ahead)
 
 

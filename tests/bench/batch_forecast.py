@@ -5,8 +5,8 @@
 A real cluster (NATS server, broker, two workers with modelled engines of six slots, a gateway). One
 batch after the other: the first on an idle cluster that has seen none, the next with its pace
 known, one beside people who chat, one more beside them, and two short ones while a long one runs,
-whose window ends later or first. The engines are slow, so that what else this machine does changes little. For each: the
-forecast at its creation, and those when a tenth, a quarter and a half of its
+whose window ends later or first. The engines are slow, so that what else this machine does changes
+little. For each: the forecast at its creation, and those when a tenth, a quarter and a half of its
 lines had ended, each over the time it then took. 1.0 is exact; below, it took longer than was told.
 """
 

@@ -7,16 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producers.batches.forecast import (
+    AGED_RATIO,
+    AGED_S,
     SAMPLE_S,
     SAMPLES_MAX,
     SPREAD_MIN,
     SPREAD_UNKNOWN,
     Pace,
+    aged,
     duration,
     forecast,
     miss_ratio,
     told,
 )
+from producers.batches.records import Forecast
 
 TIMES = st.floats(0.1, 1e7)
 
@@ -88,6 +92,17 @@ def test_the_ends_of_the_chance() -> None:
     assert (miss_ratio(0.0, 0.0, 0.5), miss_ratio(1.0, 0.0, 0.5)) == (0.0, 1.0)
     one_sigma = miss_ratio(10.0, 10.0 * math.exp(0.5), 0.5)
     assert one_sigma == pytest.approx(0.1587, abs=1e-4)
+
+
+def test_a_forecast_ages_by_steps() -> None:
+    """Of a batch that waits: less is left as time passes, and some always is."""
+    first = Forecast(at_s=0.0, takes_s=7200.0, miss_ratio=0.0)
+    assert aged(first, left_s=9000.0, at_s=7200.0 * AGED_RATIO - 1) is first
+    later = aged(first, left_s=3600.0, at_s=3600.0)
+    assert (later.at_s, later.takes_s, later.miss_ratio) == (3600.0, 3600.0, 0.5)
+    assert aged(first, left_s=9.0, at_s=8000.0).takes_s == AGED_S
+    short = Forecast(at_s=0.0, takes_s=10.0, miss_ratio=0.0)
+    assert aged(short, left_s=9000.0, at_s=AGED_S - 1) is short
 
 
 def test_it_is_told_in_words_and_numbers() -> None:
