@@ -30,7 +30,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 _CONTINUE = "100-continue"
 
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Expected = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 _log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ def make_app(gateway: Gateway, modules: Sequence[RouteModule]) -> web.Applicatio
     """Make the application of a gateway that runs."""
 
     @web.middleware
-    async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[REQUEST_ID] = _request_id(request)
         status = CLIENT_LEFT
         gateway.under_way.enter()
@@ -76,8 +76,7 @@ def _expecting(gateway: Gateway) -> _Expected:
             return None
         request[REQUEST_ID] = _request_id(request)
         if wish != _CONTINUE:
-            message = f"Expect: {wish[:40]!r} is not known; send `{_CONTINUE}` or nothing."
-            return ApiError(417, "expectation_failed", message).response()
+            return _unexpected(request).response()
         try:
             if request.path not in OPEN_PATHS:
                 gateway.keys.caller(request.headers.get("Authorization"))
@@ -91,9 +90,23 @@ def _expecting(gateway: Gateway) -> _Expected:
     return expect
 
 
-async def _answered(
-    gateway: Gateway, request: web.Request, handler: _Handler
-) -> web.StreamResponse:
+def outermost(handler: Handler) -> Handler:
+    """Stand around the application itself: what it raises before any of ours has OpenAI's form too.
+
+    That is the answer to an `Expect` on a path that is not served.
+    """
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            request[REQUEST_ID] = _request_id(request)
+            return _of_http(request, error).response()
+
+    return answer
+
+
+async def _answered(gateway: Gateway, request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let the handler answer; what it raises becomes an answer too."""
     try:
         if request.path not in OPEN_PATHS:
@@ -132,9 +145,17 @@ def _of_http(request: web.Request, error: web.HTTPException) -> ApiError:
         case web.HTTPNotFound():
             message = f"{request.path} is not served here."
             return ApiError(404, "not_found", message)
+        case web.HTTPExpectationFailed():
+            return _unexpected(request)
         case _:
             status = error.status if 400 <= error.status < 500 else 400  # noqa: PLR2004 - 4xx
             return ApiError(status, "invalid_request", error.reason)
+
+
+def _unexpected(request: web.Request) -> ApiError:
+    wish = request.headers.get("Expect", "")
+    message = f"Expect: {wish[:40]!r} is not known; send `{_CONTINUE}` or nothing."
+    return ApiError(417, "expectation_failed", message)
 
 
 async def _on_prepare(request: web.Request, response: web.StreamResponse) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.http import StreamWriter
 
+from producers.gateway.app import Handler, outermost
 from producers.gateway.errors import ApiError, overloaded
 from producers.gateway.gateway import Gateway
 
@@ -232,6 +233,9 @@ class Listener:
         """Listen; return the URL. Raises AddressUnavailable."""
         config = self._gateway.config
         await self._runner.setup()
+        server = self._runner.server
+        assert server is not None, "the runner was set up"
+        server.request_handler = cast("Any", outermost(cast("Handler", server.request_handler)))
         try:
             await BoundedSite(self._runner, self._gateway, self._args).start()
         except OSError as error:

@@ -210,6 +210,21 @@ async def test_a_body_that_asks_first() -> None:
         assert b"X-Request-Id: req_" in told
 
 
+@pytest.mark.parametrize("path", ["/v1/none", "/", "/v1/whoami"])
+async def test_an_expectation_on_any_path(path: str) -> None:
+    """Where nothing is served, or not by this method, the answer has OpenAI's form as well."""
+    head = HEAD.replace("/v1/body", path) + "Content-Length: 2\r\nConnection: close\r\n"
+    wrong = 405 if path == "/v1/whoami" else 404
+    async with _front() as front:
+        told = await _raw(front, f"{head}Expect: tea\r\n\r\n".encode())
+        assert told.startswith(b"HTTP/1.1 417 "), told
+        assert b'"code":"expectation_failed"' in told
+        assert b"X-Request-Id: req_" in told
+        told = await _raw(front, f"{head}Expect: 100-continue\r\n\r\n{{}}".encode())
+        assert told.startswith(f"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 {wrong} ".encode()), told
+        assert b'"param":null' in told
+
+
 async def test_headers_that_do_not_come() -> None:
     """`keepalive_s`: the connection is closed, whole headers or none."""
     async with _front(keepalive_s=0.05) as front:

@@ -20,9 +20,6 @@ AT_ONCE = 8
 LAG_S_MAX = 0.050
 TICK_S = 0.002
 
-EXPECTATION_FAILED = 417
-"""On a path that is not served, this is aiohttp's own answer, before any of our code."""
-
 STATUSES = {200, 202, 400, 401, 404, 405, 408, 409, 413, 415, 417, 429, 431, 503}
 
 PATHS = (
@@ -149,7 +146,7 @@ def _judged(raw: bytes) -> int:
     """Return an answer's status; an error is told in OpenAI's form and is none of our own."""
     head, _, body = raw.partition(b"\r\n\r\n")
     status = int(head.split(b" ", 2)[1])
-    if status >= 400 and status != EXPECTATION_FAILED:
+    if status >= 400:
         error = orjson.loads(body)["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert error["code"] != "internal_error"
