@@ -33,6 +33,8 @@ NESTING_MAX = 200
 """Deepest nesting of a body: what reads JSON here and in engines gives up at some depth between 254
 and 1,000, and no prompt nests deeper than a tool's schema, a few dozen."""
 
+_TOO_DEEP = f"the body is nested more than {NESTING_MAX} levels deep; flatten it"
+
 
 class ReadBody(NamedTuple):
     """A body that was read already."""
@@ -144,24 +146,27 @@ def build_job(
 
 def _read(body: Mapping[str, object] | bytes, model: str) -> tuple[Mapping[str, object], bytes]:
     """Return the body as an object and as bytes; `model` is added where the body names none."""
+    if body == b"":
+        message = "the body is empty; send an OpenAI request body, which is a JSON object"
+        raise BadRequest(message)
     try:
         parsed = orjson.loads(body) if isinstance(body, bytes) else body
         if not isinstance(parsed, Mapping):
             message = "the body is no JSON object; send an OpenAI request body"
             raise BadRequest(message)
         known = cast("Mapping[str, object]", parsed)
-        if model and "model" not in known:
+        lacks_model = bool(model) and "model" not in known
+        if lacks_model:
             known = {**known, "model": model}
-            return known, orjson.dumps(known)
-        raw = body if isinstance(body, bytes) else orjson.dumps(known)
-        if raw.count(b"[") + raw.count(b"{") > NESTING_MAX and _is_deeper(known, NESTING_MAX):
-            message = f"the body is nested more than {NESTING_MAX} levels deep; flatten it"
-            raise BadRequest(message)
+        raw = body if isinstance(body, bytes) and not lacks_model else orjson.dumps(known)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError, TypeError) as error:
-        message = f"the body is no JSON: {error}"
+        # orjson itself gives up at 254 (writing) or 1,024 levels (reading).
+        is_deep = any(word in str(error) for word in ("ecursion", "depth limit"))
+        message = _TOO_DEEP if is_deep else f"the body is no JSON: {error}"
         raise BadRequest(message) from error
-    else:
-        return known, raw
+    if raw.count(b"[") + raw.count(b"{") > NESTING_MAX and _is_deeper(known, NESTING_MAX):
+        raise BadRequest(_TOO_DEEP)
+    return known, raw
 
 
 def _is_deeper(value: object, levels: int) -> bool:

@@ -16,6 +16,7 @@ from aiohttp import web
 from broker.wire.ids import new_job_id
 from broker.wire.messages import Kind, LaneOffer
 from producers.client import Client
+from producers.errors import BadRequest
 from producers.gateway import checks, headers
 from producers.gateway.auth import Caller
 from producers.gateway.errors import ApiError, bad_request
@@ -90,13 +91,17 @@ class Desk:
         return len(self._audiences)
 
     async def read(self, request: web.Request, endpoint: str, raw: bytes) -> Question:
-        """Read and judge a request. Raises ApiError, BadRequest."""
+        """Read and judge a request. Raises ApiError."""
         caller = request[CALLER]
         band = headers.band_of(request.headers, caller.band)
         deadline_s = headers.deadline_s_of(request.headers)
         session = headers.session_of(request.headers)
         large = len(raw) > self._gateway.config.client.prepare_inline_bytes_max
-        body = await asyncio.to_thread(read_body, raw) if large else read_body(raw)
+        try:
+            body = await asyncio.to_thread(read_body, raw) if large else read_body(raw)
+        except BadRequest as error:
+            message = f"{error}."
+            raise bad_request(message, code="invalid_json") from error
         checks.check(endpoint, body.fields)
         job_id = headers.job_id_of(request.headers, endpoint, raw)
         stream = checks.wants_stream(endpoint, body.fields)

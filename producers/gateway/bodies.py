@@ -3,9 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import cast
 
-import orjson
 from aiohttp import web
 
 from producers.gateway.errors import ApiError, bad_request, overloaded
@@ -71,19 +69,6 @@ class Bodies:
             raise overloaded(message)
         held[0] += more
         self.held_bytes += more
-
-
-def json_object(body: bytes) -> dict[str, object]:
-    """Read a body as a JSON object. Raises ApiError (400)."""
-    try:
-        parsed: object = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        message = f"The body is not JSON: {error}."
-        raise bad_request(message, code="invalid_json") from error
-    if not isinstance(parsed, dict):
-        message = "The body is not a JSON object."
-        raise bad_request(message, code="invalid_json")
-    return cast("dict[str, object]", parsed)
 
 
 def _check_type(request: web.Request) -> None:

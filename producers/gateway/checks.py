@@ -24,19 +24,23 @@ _HELD_BY_ONE_ENGINE = {
 }
 """Fields of /v1/responses that mean state inside one engine: the next request may meet another."""
 
+_MESSAGE = 'an object such as {"role": "user", "content": "Hello"}'
+_MESSAGES = f"an array of at least one message, each {_MESSAGE}"
+
 
 def check(endpoint: str, fields: Fields) -> None:
     """Judge a body. Raises ApiError (400)."""
-    _require(fields, "model", lambda value: isinstance(value, str) and bool(value), "a name")
+    _require(fields, "model", _is_name, "a model's name; GET /v1/models lists them")
     _allow(fields, "stream", lambda value: isinstance(value, bool), "true or false")
     _allow(fields, "stream_options", lambda value: isinstance(value, dict), "an object")
     match endpoint:
         case "/v1/chat/completions":
-            _require(fields, "messages", _are_messages, "a list of objects, at least one")
+            _require(fields, "messages", _is_filled_list, _MESSAGES)
+            _check_messages(cast("list[object]", fields["messages"]))
         case "/v1/completions":
-            _require(fields, "prompt", _is_text_or_list, "a text or a list")
+            _require(fields, "prompt", _is_text_or_list, "a string or an array")
         case "/v1/embeddings":
-            _require(fields, "input", _is_text_or_list, "a text or a list")
+            _require(fields, "input", _is_text_or_list, "a string or an array")
         case _:
             _check_response(fields)
 
@@ -56,12 +60,20 @@ def _check_response(fields: Fields) -> None:
             raise bad_request(message, code=f"{name}_unsupported", param=name)
     # `prompt` names a stored template, with `input` or without; engines judge it.
     if fields.get("prompt") is None:
-        _require(fields, "input", _is_text_or_list, "a text or a list")
+        _require(fields, "input", _is_text_or_list, "a string or an array")
+
+
+def _check_messages(messages: list[object]) -> None:
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict):
+            where = f"messages[{place}]"
+            raise _invalid(where, message, _MESSAGE, param="messages")
 
 
 def _require(fields: Fields, name: str, holds: Callable[[object], bool], allowed: str) -> None:
     if fields.get(name) is None:
-        message = f"`{name}` is missing; it must be {allowed}."
+        lack = "null" if name in fields else "missing"
+        message = f"`{name}` is {lack}; it must be {allowed}."
         raise bad_request(message, code="missing_required_parameter", param=name)
     _allow(fields, name, holds, allowed)
 
@@ -69,21 +81,38 @@ def _require(fields: Fields, name: str, holds: Callable[[object], bool], allowed
 def _allow(fields: Fields, name: str, holds: Callable[[object], bool], allowed: str) -> None:
     value = fields.get(name)
     if value is not None and not holds(value):
-        raise _invalid(name, value, allowed)
+        raise _invalid(name, value, allowed, param=name)
 
 
-def _invalid(name: str, value: object, allowed: str) -> ApiError:
-    kind = type(value).__name__
-    message = f"`{name}` is a {_JSON_NAMES.get(kind, kind)}; it must be {allowed}."
-    return bad_request(message, code="invalid_type", param=name)
+def _invalid(name: str, value: object, allowed: str, *, param: str) -> ApiError:
+    message = f"`{name}` is {_described(value)}; it must be {allowed}."
+    return bad_request(message, code="invalid_type", param=param)
 
 
-_JSON_NAMES = {"str": "text", "dict": "object", "float": "number", "int": "number", "bool": "truth"}
+def _described(value: object) -> str:
+    """Say what a value is, in JSON's words; an empty one is told as such."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    article, kind = _JSON_NAMES[type(value)]
+    is_empty = isinstance(value, str | list | dict) and not value
+    return f"an empty {kind}" if is_empty else f"{article} {kind}"
 
 
-def _are_messages(value: object) -> bool:
-    entries = cast("list[object]", value) if isinstance(value, list) else []
-    return bool(entries) and all(isinstance(entry, dict) for entry in entries)
+_JSON_NAMES: Mapping[type, tuple[str, str]] = {
+    str: ("a", "string"),
+    list: ("an", "array"),
+    dict: ("an", "object"),
+    int: ("a", "number"),
+    float: ("a", "number"),
+}
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_filled_list(value: object) -> bool:
+    return isinstance(value, list) and bool(cast("list[object]", value))
 
 
 def _is_text_or_list(value: object) -> bool:

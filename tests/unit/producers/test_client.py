@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+import orjson
 import pytest
 
 from broker.bus.memory import MemoryBus
@@ -29,6 +30,7 @@ from producers.errors import (
     UnknownModel,
     Unreachable,
 )
+from producers.request import NESTING_MAX, Wish, build_job
 from producers.ticket import TicketState
 from tests.builders import LANE, MODEL, a_chat_body
 from tests.lanes import QUICK, a_lane, link_of, listeners_of
@@ -240,6 +242,31 @@ async def test_a_bad_request_is_told_at_the_call(
         with pytest.raises(BadRequest, match=said):
             await client.submit(body, **fields)
         assert not responder.seen
+
+
+def _nested(levels: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("model", ["", MODEL])
+@pytest.mark.parametrize("field", ["tools", "x"])
+@pytest.mark.parametrize("levels", [NESTING_MAX, 254, 300, 1_500])
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_a_body_nested_too_deeply_is_told_so(
+    model: str, field: str, levels: int, *, as_bytes: bool
+) -> None:
+    """Whoever built it, at whatever depth JSON's readers and writers give up themselves."""
+    body: dict[str, object] = {"messages": []}
+    if not model:
+        body["model"] = MODEL
+    deep = b"[" * levels + b"]" * levels
+    raw = orjson.dumps(body)[:-1] + b',"%s":%s}' % (field.encode(), deep)
+    body[field] = _nested(levels)
+    with pytest.raises(BadRequest, match=f"more than {NESTING_MAX} levels deep"):
+        build_job(raw if as_bytes else body, Wish(model=model), lane=LANE, client="c")
 
 
 async def test_a_model_given_beside_the_body_is_put_into_it() -> None:

@@ -273,7 +273,9 @@ async def test_bodies_that_are_no_json_object(raw: bytes) -> None:
     async with a_front() as (front, played):
         async with front.session.post(CHAT, data=raw, headers=json) as answer:
             assert answer.status == 400, await answer.text()
-            assert set((await answer.json())["error"]) == {"message", "type", "param", "code"}
+            told = (await answer.json())["error"]
+            assert set(told) == {"message", "type", "param", "code"}
+            assert told["code"] == "invalid_json", told
         assert played.seen == []
 
 
