@@ -88,6 +88,8 @@ class Client:
             timeout_s=self.config.lookup_s,
             jobs_max=self.config.look_jobs_max,
         )
+        self._overheard: dict[str, asyncio.Task[None]] = {}
+        """What listens to other clients' news, by job."""
         self._stack = AsyncExitStack()
         self._closed = True
 
@@ -119,8 +121,8 @@ class Client:
             except BusError as error:
                 message = f"the message server does not answer ({error}); is it running?"
                 raise Unreachable(message) from error
-            tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            stack.callback(tasks.create_task(self._watchdog.run()).cancel)
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            stack.callback(self._group.create_task(self._watchdog.run()).cancel)
             self._bus.on_link(_weakly(self))
             self._stack = stack.pop_all()
         self._closed = False
@@ -253,15 +255,21 @@ class Client:
     def forget(self, ticket: Ticket) -> None:
         """Look after a job no longer: it goes on, and a later `submit_job(known=True)` finds it."""
         self._tickets.pop(ticket.job_id, None)
+        if (listening := self._overheard.get(ticket.job_id)) is not None:
+            listening.cancel()
 
-    async def cancel_job(self, job_id: str, *, place: Place | None = None) -> bool:
+    async def cancel_job(
+        self, job_id: str, *, place: Place | None = None, only_own: bool = False
+    ) -> bool:
         """Ask for a job's cancellation; say whether the broker found it. Raises Unreachable.
 
+        With `only_own` a job that another client submitted first is left alone, and not found.
         A job that was not submitted here and that the broker has not pulled is searched in its
         stream, as by `look`, unless `place` says where it is.
         """
         place = place or self._place(job_id)
-        if await self._ask_to_cancel(job_id, place):
+        client = self.client_id if only_own else ""
+        if await self._ask_to_cancel(job_id, place, client):
             return True
         if place is not None:
             return False
@@ -270,11 +278,12 @@ class Client:
         except BusError as error:
             message = f"the jobs of lane {self.lane!r} can't be read now ({error}); try again"
             raise Unreachable(message) from error
-        return place is not None and await self._ask_to_cancel(job_id, place)
+        return place is not None and await self._ask_to_cancel(job_id, place, client)
 
-    async def _ask_to_cancel(self, job_id: str, place: Place | None) -> bool:
+    async def _ask_to_cancel(self, job_id: str, place: Place | None, client: str) -> bool:
         request = CancelRequest(
             job=job_id,
+            client=client,
             stream="" if place is None else place.stream,
             stream_sequence=0 if place is None else place.sequence,
         )
@@ -360,9 +369,32 @@ class Client:
             return  # It ended, or was submitted again, before the stream's word came.
         ticket.submission, ticket.sequence = job.submission, appended.sequence
         if appended.duplicate:
+            self._overhear(ticket)
             self._watchdog.look_now(ticket)  # It may have ended long ago.
         elif not ticket.rejected:
             self._watchdog.heard(ticket)
+
+    def _overhear(self, ticket: Ticket) -> None:
+        """Listen to what another client is told of a job.
+
+        Its message was there already, with that one's name in it, and nobody else is told.
+        """
+        task = self._group.create_task(self._listen_to(ticket))
+        self._overheard[ticket.job_id] = task
+        task.add_done_callback(lambda _: self._overheard.pop(ticket.job_id, None))
+
+    async def _listen_to(self, ticket: Ticket) -> None:
+        anybody = subjects.out(self.lane, "*", ticket.job_id)
+        try:
+            subscription = await self._bus.subscribe(anybody, self._on_out)
+        except BusError:
+            return  # The watchdog finds its end, later.
+        try:
+            with suppress(ProducerError):
+                await ticket.result()
+        finally:
+            with suppress(BusError):
+                await subscription.unsubscribe()
 
     async def _resume(self, ticket: Ticket, sequence: int) -> bool:
         """Find a job of an earlier life: its record, or its message. False: it has to be stored."""

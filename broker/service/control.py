@@ -191,6 +191,8 @@ class Control:
         if held is not None and held.stage is Stage.CLOSING:
             return ControlReply(ok=False, message=f"Job {request.job} is ending; see its result.")
         if self._is_known(key):
+            if held is not None and _is_anothers(held.client, request):
+                return _anothers(request)
             return self._cancel_known(key)
         if not request.stream or not request.stream_sequence:
             return ControlReply(ok=False, message=f"No job {request.job} is held or running.")
@@ -215,6 +217,8 @@ class Control:
                 ok=False, message=f"No job {request.job} is queued; see its result."
             )
         job, address, stored = found
+        if _is_anothers(job.client, request):
+            return _anothers(request)
         key = job_key(lane, request.job)
         if self._is_known(key):
             return self._cancel_known(key)  # It was pulled meanwhile.
@@ -274,6 +278,16 @@ class Control:
         offered = ", ".join(f"{queue.model} in band {queue.band}" for queue in found.queues)
         message = f"Lane {lane} takes no {request.model} in band {request.band}, but {offered}."
         return ControlReply(ok=False, message=message[:4096])
+
+
+def _is_anothers(client: str, request: CancelRequest) -> bool:
+    """Say whether only the jobs of a caller are meant, and this is known to be another's."""
+    return bool(request.client) and client not in ("", request.client)
+
+
+def _anothers(request: CancelRequest) -> ControlReply:
+    message = f"Job {request.job} was submitted by another caller than {request.client[:64]}."
+    return ControlReply(ok=False, message=message)
 
 
 def _view(view: msgspec.Struct) -> ControlReply:

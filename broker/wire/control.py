@@ -16,6 +16,19 @@ class CancelRequest(Record, frozen=True, kw_only=True):
     job: Token
     stream: ShortText = ""
     stream_sequence: Count = 0
+    client: ShortText = ""
+    """Only if this caller submitted it; empty: whoever did."""
+
+
+class Leaving(Record, frozen=True, kw_only=True):
+    """A gateway's question to the others: its last reader of a job has left; has any of you one?
+
+    Whoever has answers, with nothing, and may cancel the job from then on.
+    """
+
+    job: Token
+    gateway: Token
+    """Who asks: it hears its own question."""
 
 
 class ControlReply(Record, frozen=True, kw_only=True):

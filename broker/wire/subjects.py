@@ -139,6 +139,11 @@ def lane_control(lane: str, verb: str) -> str:
     return f"ctl.lane.{lane}.{verb}"
 
 
+def gateways_leaving(lane: str) -> str:
+    """Subject on which a gateway asks the others who reads a job of the lane; `*`: of any lane."""
+    return f"gateways.{lane}.leaving"
+
+
 def cluster_control(verb: str) -> str:
     """Subject of an operator's request: `workers`, `lanes`, `drain`, `reconcile`."""
     return f"ctl.cluster.{verb}"

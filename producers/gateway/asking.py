@@ -1,11 +1,14 @@
 """From a request to its job: read, judged, submitted, and cancelled when nobody waits any more.
 
-Several requests may wait on one job (the same job id or idempotency key); it is cancelled when the
-last of them has left. A request that leaves while its job is on its way into the queue leaves a job
-too: the submission goes on by itself, and its job is cancelled then.
+Several requests may wait on one job (the same job id or idempotency key), at this gateway and at
+others; it is cancelled when the last of them has left, by the gateway that submitted it or was
+given it (`readers`), unless one of them is to ask for it later. A request that leaves while its job
+is on its way into the queue leaves a job too: the submission goes on by itself, and its job is
+cancelled then.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,12 +24,17 @@ from producers.gateway import checks, headers
 from producers.gateway.auth import Caller
 from producers.gateway.errors import ApiError, bad_request
 from producers.gateway.gateway import CALLER, REQUEST_ID, Gateway
+from producers.gateway.readers import Readers
 from producers.naming import resolve
 from producers.request import ReadBody, WishFields, read_body
 from producers.ticket import Ticket
 
 RERUNS_MAX = 8
 """Times that a job under one idempotency key is run anew because its caller left before."""
+
+KEPT_MAX = 100_000
+"""Kept jobs that are remembered, the latest: some ten megabytes of names. An older one that still
+lives is cancelled when a reader who joined it leaves."""
 
 _Key = tuple[str, str]
 """Lane and job id."""
@@ -65,6 +73,10 @@ class _Audience:
     """Somebody will ask for it later: it is not cancelled when all readers have left."""
     is_streamed: bool = False
     """A reader has its stream, whose pieces can be given once."""
+    is_named: bool = False
+    """Its caller gave it its id, so another gateway may have readers of it."""
+    is_ours: bool = False
+    """Another gateway handed it over: it is cancelled here, whoever submitted it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +94,11 @@ class Desk:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._audiences: dict[_Key, _Audience] = {}
+        self._kept: OrderedDict[_Key, None] = OrderedDict()
+        """Jobs that somebody will ask for later."""
         self._left: set[_Key] = set()
         """Jobs that are being cancelled."""
+        self._readers = Readers(gateway.bus, new_job_id(), takes_over=self._takes_over)
 
     @property
     def waited_for(self) -> int:
@@ -164,6 +179,9 @@ class Desk:
         client = await self.client_for(caller, question)
         key, audience = await self._audience(client, caller, question)
         audience.is_kept = True
+        self._kept[key] = None
+        if len(self._kept) > KEPT_MAX:
+            self._kept.popitem(last=False)
         audience.readers += 1
         try:
             return await asyncio.shield(audience.ticket)
@@ -180,10 +198,11 @@ class Desk:
         if audience is None:
             live = client.ticket_of(key[1])
             _check_same(live.job.body if live else None, question)
-            # A job that lives and has no reader is one that somebody will ask for later.
-            is_kept = live is not None and key not in self._left
             audience = self._audiences[key] = _Audience(
-                asyncio.get_running_loop().create_future(), question.body.raw, is_kept=is_kept
+                asyncio.get_running_loop().create_future(),
+                question.body.raw,
+                is_kept=key in self._kept,
+                is_named=question.is_named,
             )
             # Whoever waits may have left when it fails.
             audience.ticket.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -219,6 +238,9 @@ class Desk:
     ) -> None:
         """Submit a job for all who wait on it, whoever of them leaves meanwhile."""
         try:
+            if question.is_named:
+                await self._readers.listen()
+                await self._readers.begins(key)
             wish = question.wish.copy()
             wish["job_id"] = key[1]
             ticket = await client.submit(question.body, known=question.is_named, **wish)
@@ -241,16 +263,35 @@ class Desk:
             return
         self._gateway.metrics.left.inc()
         self._left.add(key)
-        self._gateway.do(self._give_up(key, audience.ticket), what=f"cancel of job {key[1]}")
+        self._gateway.do(self._give_up(key, audience), what=f"cancel of job {key[1]}")
 
-    async def _give_up(self, key: _Key, submitted: asyncio.Future[Ticket]) -> None:
-        """Cancel a job, once it is known to be stored, and see it end."""
+    async def _give_up(self, key: _Key, audience: _Audience) -> None:
+        """Cancel a job, once it is known to be stored, and see it end.
+
+        Not one that is read again meanwhile, here or at another gateway.
+        """
         try:
-            ticket = await submitted
-            await ticket.cancel()
-            await ticket.result(timeout_s=self._gateway.config.client.cancel_s)
+            ticket = await audience.ticket
+            client = await self._gateway.lanes.of(key[0])
+            is_read_elsewhere = audience.is_named and await self._readers.elsewhere(key)
+            if key in self._audiences:
+                return
+            if not is_read_elsewhere and await client.cancel_job(
+                key[1], only_own=not audience.is_ours
+            ):
+                await ticket.result(timeout_s=self._gateway.config.client.cancel_s)
+            else:
+                client.forget(ticket)  # It has ended, or is another gateway's to cancel.
         finally:
             self._left.discard(key)
+
+    def _takes_over(self, key: _Key) -> bool:
+        """Say whether a job is read here, or kept; it is this gateway's to cancel then."""
+        audience = self._audiences.get(key)
+        if audience is not None:
+            audience.is_ours = True
+            return True
+        return key in self._kept
 
 
 def _check_same(body: bytes | None, question: Question) -> None:

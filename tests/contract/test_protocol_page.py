@@ -92,6 +92,7 @@ def test_the_page_has_the_subjects_and_bounds_of_the_code() -> None:
         subjects.dead_letter("<lane>", "<job>"),
         subjects.queue_state("<lane>"),
         subjects.queue_state_json("<lane>"),
+        subjects.gateways_leaving("<lane>"),
         subjects.work("<worker>"),
         subjects.heartbeat("<worker>"),
         subjects.worker_note("<worker>"),

@@ -221,6 +221,28 @@ async def test_an_unpulled_job_is_cancelled_where_it_waits() -> None:
         assert (ending.sequence, ending.ack_subject, ending.client) == (sequence, "", "client-1")
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_a_caller_who_means_only_his_own_job_cancels_no_other(*, is_held: bool) -> None:
+    """Held, or unpulled; without a caller in the request it is whoever's."""
+    async with a_desk("control") as desk:
+        if is_held:
+            await desk.hold(a_job())
+            request = CancelRequest(job="job-1", client="client-2")
+        else:
+            request = CancelRequest(
+                job="job-1",
+                client="client-2",
+                stream=f"JOBS_{LANE}",
+                stream_sequence=await desk.publish(a_job()),
+            )
+        reply = await ask_lane(desk, "cancel", request)
+        assert (reply.ok, "another caller" in reply.message) == (False, True)
+        assert not endings(desk)
+        assert not told(desk, CancelRequested)
+        own = msgspec.structs.replace(request, client="client-1")
+        assert (await ask_lane(desk, "cancel", own)).ok
+
+
 UNFOUND = {
     "no place given": CancelRequest(job="job-1"),
     "another sequence": CancelRequest(job="job-1", stream=f"JOBS_{LANE}", stream_sequence=9),
