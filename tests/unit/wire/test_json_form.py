@@ -115,6 +115,24 @@ class _JobName(msgspec.Struct):
     id: str
 
 
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_plain_message_is_encoded_as_it_is_and_looks_as_if_it_were_taken_apart(
+    message: msgspec.Struct,
+) -> None:
+    """The same bytes. What the broker tells of queues each second is plain."""
+    taken_apart = msgspec.json.encode(json_form._told(message))
+    assert json_form.encode(message) == taken_apart
+    assert json_form._is_plain(type(message)) == (type(message) in PLAIN)
+
+
+PLAIN = {Queued, StoredEnd, LaneState, CancelRequest, EstimateRequest, JobRequest} | {
+    LaneCancelRequest,
+    ResultRequest,
+    StreamSpan,
+    WhyRequest,
+}
+
+
 def test_who_reads_some_fields_of_a_message_reads_either_form() -> None:
     """Accounts count records in JSON as the others, and a job is found by its name."""
     for record in (RECORD, msgspec.structs.replace(RECORD, retry_after_s=2.0)):
