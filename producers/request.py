@@ -11,7 +11,7 @@ import orjson
 from broker.wire.codec import decode, encode
 from broker.wire.ids import BANDS, MalformedName, escape_model, is_token, new_job_id
 from broker.wire.messages import BODY_BYTES_MAX, Job, LaneOffer
-from broker.wire.prefix import block_hashes, pack_hashes, seed
+from broker.wire.prefix import CLUSTER_SCOPE, block_hashes, pack_hashes, seed
 from broker.wire.prompt import (
     BYTES_PER_TOKEN,
     output_tokens_max,
@@ -137,6 +137,7 @@ def build_job(
         prompt_tokens=prompt_tokens_estimate(text, bytes_per_token=per_token),
         output_tokens_max=output_tokens_max(parsed),
         blocks=pack_hashes(hashes),
+        cluster_scope=wish.cache_scope == CLUSTER_SCOPE,
         request_id=wish.request_id,
         api_key_name=wish.api_key_name,
         reads_bundles=stream,

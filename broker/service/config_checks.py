@@ -6,6 +6,7 @@ from itertools import pairwise
 from broker.core.policy import LanePolicy, QuotaRow
 from broker.service.config_records import Config
 from broker.wire.ids import BATCH_BAND, MalformedName, escape_model, require_token
+from broker.wire.prefix import CLUSTER_SCOPE
 from broker.wire.settings import nearest
 from broker.wire.toml_lines import KeyPath
 
@@ -98,6 +99,12 @@ def _lanes(config: Config) -> Iterator[Finding]:
             require_token(lane.name, what="lane")
         except MalformedName as error:
             yield (*path, "name"), str(error)
+        if lane.name == CLUSTER_SCOPE:
+            message = (
+                f'no lane may be called "{CLUSTER_SCOPE}": its prompts would share the prefix'
+                " cache of all lanes that opted into that scope"
+            )
+            yield (*path, "name"), message
         for position, model in enumerate(lane.models):
             if model not in policy.models:
                 yield (*path, "models", position), _no_such("model", model, policy.models)

@@ -27,7 +27,15 @@ from broker.wire.codec import (
     speaks_json,
 )
 from broker.wire.messages import Job
-from broker.wire.prefix import BLOCK_BYTES, BLOCKS_MAX, HASH_BYTES, block_hashes, pack_hashes, seed
+from broker.wire.prefix import (
+    BLOCK_BYTES,
+    BLOCKS_MAX,
+    CLUSTER_SCOPE,
+    HASH_BYTES,
+    block_hashes,
+    pack_hashes,
+    seed,
+)
 from broker.wire.subjects import JobAddress
 
 INLINE_BYTES_MAX = 32 * 1024
@@ -187,7 +195,8 @@ def completed(job: Job, missing: frozenset[str], *, bytes_per_token: float) -> J
     text = _prompt_text(body) if missing & _PROMPT else b""
     found: dict[str, Any] = {}
     if "blocks" in missing:
-        start = seed(model=job.model, adapter=job.adapter, scope=job.lane)
+        scope = CLUSTER_SCOPE if job.cluster_scope else job.lane
+        start = seed(model=job.model, adapter=job.adapter, scope=scope)
         found["blocks"] = pack_hashes(block_hashes(text, seed=start))
     if "prompt_tokens" in missing:
         found["prompt_tokens"] = prompt.prompt_tokens_estimate(

@@ -88,6 +88,9 @@ class Job(Record, frozen=True, kw_only=True):
     output_tokens_max: Count = 256
     blocks: bytes = b""
     """Chained prefix-block hashes, `prefix.pack_hashes`."""
+    cluster_scope: bool = False
+    """Where the broker computes `blocks`: in `prefix.CLUSTER_SCOPE`, to share a cached prefix with
+    jobs of other lanes that do so too."""
     request_id: ShortText = ""
     api_key_name: ShortText = ""
     """Who asked inside the lane, for its accounts: a name, never the secret."""

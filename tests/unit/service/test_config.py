@@ -127,6 +127,10 @@ def test_retention_of_one_lane_is_its_own() -> None:
             "f.toml:12: policy.lanes[2].name: lane 'ac me' is not 1 to 64 of the characters ",
         ),
         (
+            SERVES + "[[policy.lanes]]\nname = 'cluster'\n",
+            'f.toml:12: policy.lanes[2].name: no lane may be called "cluster": its prompts would ',
+        ),
+        (
             SERVES + "[[policy.lanes]]\nname = 'acme'\n",
             'f.toml:12: policy.lanes[2].name: lane "acme" was given before (entry 0); keep one',
         ),

@@ -16,7 +16,7 @@ from broker.service.learned import Learned
 from broker.service.reading import INLINE_BYTES_MAX, Reader, Whole, completed
 from broker.wire.codec import MalformedMessage, decode
 from broker.wire.messages import Job
-from broker.wire.prefix import BLOCK_BYTES, BLOCKS_MAX, HASH_BYTES
+from broker.wire.prefix import BLOCK_BYTES, BLOCKS_MAX, CLUSTER_SCOPE, HASH_BYTES
 from broker.wire.subjects import JobAddress
 from producers.request import Wish, build_job
 from tests.builders import LANE, MODEL, a_job
@@ -128,6 +128,18 @@ def test_a_foreign_job_was_submitted_when_it_was_stored() -> None:
 def test_an_adapters_prompts_share_no_hashes_with_the_models() -> None:
     """The seed has the adapter, as ours has."""
     assert read(body=a_body(LONG), adapter="a").job.blocks != read(body=a_body(LONG)).job.blocks
+
+
+def test_a_foreign_job_may_share_its_prefix_with_the_other_lanes() -> None:
+    """In JSON or without hashes in msgpack: the same hashes as ours has with that wish."""
+    wanted = ours(a_body(LONG), cache_scope=CLUSTER_SCOPE)
+    assert wanted.cluster_scope
+    assert wanted.blocks != ours(a_body(LONG)).blocks
+    assert read(body=a_body(LONG), cluster_scope=True).job.blocks == wanted.blocks
+    bare = msgspec.structs.replace(wanted, blocks=b"", prompt_tokens=1)
+    whole = a_reader().read_soon(a_delivery(bare), ADDRESS)
+    assert whole is not None
+    assert whole.job.blocks == wanted.blocks
 
 
 def test_the_estimate_uses_what_was_learned_of_the_model() -> None:
