@@ -145,7 +145,8 @@ class Seen:
     def loop_error(self, where: str) -> None:
         self.errors[where] += 1
 
-    def lag(self, seconds: float) -> None:
+    def lag(self, seconds: float, *, held_s: float) -> None:
+        assert 0.0 <= held_s <= seconds
         self.lags.append(seconds)
 
     def of(self, *kinds: type[Any]) -> list[Any]:

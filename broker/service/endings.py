@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from broker.bus.base import Delivery
 from broker.core import decisions as do
 from broker.core.events import Event, JobEnded
@@ -10,12 +12,23 @@ from broker.service.held import Duplicate, Held, Shelf
 from broker.service.stages import Stage
 from broker.service.texts import ending_text
 from broker.wire import codec, subjects
+from broker.wire.fields import Seconds, ShortText, Token
 from broker.wire.ids import job_key
 from broker.wire.messages import Attempt, Failure, Job, Kind, Reason, TerminalRecord
 from broker.wire.subjects import JobAddress
 
 RETRY_AFTER_S_MIN = 1.0
 """Least life of a rejection record; the server's shortest message TTL is one second."""
+
+
+class JobHead(msgspec.Struct, frozen=True):
+    """What of a stored job its ending needs, where no broker holds it: all but its body."""
+
+    id: Token
+    client: Token
+    submitted_at_s: Seconds = 0.0
+    request_id: ShortText = ""
+    api_key_name: ShortText = ""
 
 
 class Endings:
@@ -156,20 +169,20 @@ class Endings:
         )
 
     def end_unpulled(
-        self, job: Job, address: JobAddress, *, sequence: int, speaks_json: bool = False
+        self, job: Job | JobHead, address: JobAddress, *, sequence: int, speaks_json: bool = False
     ) -> None:
         """Cancel a job that is still in its stream and not held."""
         self._closer.put(self._unpulled(job, address, sequence, speaks_json=speaks_json))
 
     async def end_unpulled_now(
-        self, job: Job, address: JobAddress, *, sequence: int, speaks_json: bool = False
+        self, job: Job | JobHead, address: JobAddress, *, sequence: int, speaks_json: bool = False
     ) -> bool:
         """Cancel such a job, and return when it is gone; False after a fault of ours."""
         ending = self._unpulled(job, address, sequence, speaks_json=speaks_json)
         return await self._closer.carry_out(ending)
 
     def _unpulled(
-        self, job: Job, address: JobAddress, sequence: int, *, speaks_json: bool
+        self, job: Job | JobHead, address: JobAddress, sequence: int, *, speaks_json: bool
     ) -> Ending:
         key = job_key(address.lane, job.id)
         record = TerminalRecord(

@@ -8,6 +8,7 @@ two hundred short requests.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,14 +17,15 @@ from msgspec.structs import replace
 from broker.bus.base import Bus, NotFound, StoredMessage
 from broker.core.events import CancelRequested, Event
 from broker.core.scheduler import Scheduler
-from broker.service.endings import Endings
+from broker.service.endings import Endings, JobHead
 from broker.service.held import Shelf
+from broker.service.snapshot import SLICE_S
 from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, speaks_json
 from broker.wire.control import LaneCancelRequest, LaneCancelStep, StreamSpan
 from broker.wire.ids import BANDS, MalformedName, escape_model, job_key
-from broker.wire.messages import Job
+from broker.wire.subjects import JobAddress
 
 STEP_JOBS_MAX = 500
 """Messages looked at in one step: a few tenths of a second, and no request waits longer."""
@@ -35,16 +37,15 @@ ENDED_AT_ONCE_MAX = 16
 """Unpulled jobs ended at the same time: half of the closer's room, so that other endings find
 some."""
 
-YIELD_JOBS = 16
-"""Messages looked at without giving way to the loop."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Unpulled:
-    """A job that only its stream has."""
+    """A job that only its stream has, without its body: those of a step may be gigabytes."""
 
-    job: Job
-    stored: StoredMessage
+    job: JobHead
+    address: JobAddress
+    sequence: int
+    speaks_json: bool
 
 
 class LaneCancel:
@@ -114,6 +115,7 @@ class LaneCancel:
         """Look at the next messages of a stream, and cancel what is meant."""
         looked = asked = running = 0
         unpulled: list[_Unpulled] = []
+        turn_ends_s = time.perf_counter() + SLICE_S
         next_sequence = span.last_sequence + 1
         async for stored in self._bus.messages(
             span.stream, subject=_pattern(lane, request), first_sequence=span.next_sequence
@@ -124,18 +126,19 @@ class LaneCancel:
                 next_sequence = stored.sequence
                 break
             looked += 1
-            job = _read(stored) if _is_meant(stored.subject, request) else None
-            if job is not None and self._is_known(lane, job.id):
-                known, leased = self._cancel_known(lane, job.id)
+            one = _read(stored) if _is_meant(stored.subject, request) else None
+            if one is not None and self._is_known(lane, one.job.id):
+                known, leased = self._cancel_known(lane, one.job.id)
                 asked, running = asked + known, running + leased
-            elif job is not None:
-                unpulled.append(_Unpulled(job, stored))
-            if looked % YIELD_JOBS == 0:
+            elif one is not None:
+                unpulled.append(one)
+            if time.perf_counter() >= turn_ends_s:
                 await asyncio.sleep(0)
+                turn_ends_s = time.perf_counter() + SLICE_S
         ended = await self._end(unpulled)
         if ended < len(unpulled):
             # The next step begins with what this one could not end.
-            next_sequence = unpulled[0].stored.sequence
+            next_sequence = unpulled[0].sequence
         left = replace(span, next_sequence=next_sequence)
         spans = rest if next_sequence > span.last_sequence else (left, *rest)
         return LaneCancelStep(jobs=asked + ended, running=running, spans=spans)
@@ -155,26 +158,22 @@ class LaneCancel:
 
     async def _end(self, unpulled: list[_Unpulled]) -> int:
         """End jobs where they stand, some at once; return how many are gone."""
-        room = asyncio.Semaphore(ENDED_AT_ONCE_MAX)
         ended = 0
+        waiting = iter(unpulled)
 
-        async def end_one(one: _Unpulled) -> None:
+        async def end_some() -> None:
             nonlocal ended
-            async with room:
-                address = subjects.parse_jobs(one.stored.subject)
-                sequence = one.stored.sequence
+            for one in waiting:
                 gone = await self._endings.end_unpulled_now(
-                    one.job,
-                    address,
-                    sequence=sequence,
-                    speaks_json=speaks_json(one.stored.data, one.stored.headers),
+                    one.job, one.address, sequence=one.sequence, speaks_json=one.speaks_json
                 )
                 ended += gone
 
         try:
             async with asyncio.timeout(STEP_S_MAX), asyncio.TaskGroup() as tasks:
-                for one in unpulled:
-                    tasks.create_task(end_one(one))
+                # A task for each job would take the loop's turn for longer than a frame lasts.
+                for _ in range(min(ENDED_AT_ONCE_MAX, len(unpulled))):
+                    tasks.create_task(end_some())
         except TimeoutError:
             pass
         return ended
@@ -200,9 +199,11 @@ def _is_meant(subject: str, request: LaneCancelRequest) -> bool:
     return not request.bands or band in request.bands
 
 
-def _read(stored: StoredMessage) -> Job | None:
+def _read(stored: StoredMessage) -> _Unpulled | None:
     """Read a job; None for a message that can't be read, which ends when it is pulled."""
     try:
-        return decode(stored.data, Job)
-    except MalformedMessage:
+        head, address = decode(stored.data, JobHead), subjects.parse_jobs(stored.subject)
+    except (MalformedMessage, MalformedName):
         return None
+    is_json = speaks_json(stored.data, stored.headers)
+    return _Unpulled(head, address, stored.sequence, is_json)

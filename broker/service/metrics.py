@@ -170,9 +170,10 @@ class Metrics:
         """Note how far a wait estimate was off."""
         self._times.wait_error.observe((_BANDS[band],), abs(told_s - had_s))
 
-    def loop_lag(self, lag_s: float) -> None:
-        """Note how late the loop woke up."""
+    def loop_lag(self, lag_s: float, *, held_s: float) -> None:
+        """Note how late the loop woke up, and how much of that was its own work at most."""
         self._times.lag.observe((), lag_s)
+        self._times.held.observe((), held_s)
 
     def stepped(self, step_s: float) -> None:
         """Note how long the mind took for one event."""

@@ -152,6 +152,11 @@ class Times(FamilyGroup):
             "How late the loop woke up; above 10 ms something holds it.",
             buckets=_LAG_BUCKETS_S,
         )
+        self.held = HistogramFamily(
+            "inferlane_loop_held_seconds",
+            "Of that, what the loop's own thread can have worked: the rest is other programs'.",
+            buckets=_LAG_BUCKETS_S,
+        )
         self.step = HistogramFamily(
             "inferlane_step_seconds", "Time to think about one event.", buckets=_STEP_BUCKETS_S
         )

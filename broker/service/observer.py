@@ -120,9 +120,9 @@ class Observer:
         """A surprise was survived at a loop's edge."""
         self._metrics.loop_error(where)
 
-    def lag(self, seconds: float) -> None:
-        """How late the loop's tick came."""
-        self._metrics.loop_lag(seconds)
+    def lag(self, seconds: float, *, held_s: float) -> None:
+        """How late the loop's tick came, and how much of that this process may have done."""
+        self._metrics.loop_lag(seconds, held_s=held_s)
 
     def _settle_arrival(self) -> None:
         """A job that its own step did not reject is admitted."""

@@ -18,7 +18,14 @@ from broker.bus.base import (
 )
 from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
-from broker.service.closer import END_BYTES_MAX, STEPS_MAX, Closer, Ending, Farewell
+from broker.service.closer import (
+    BEGUN_AT_ONCE_MAX,
+    END_BYTES_MAX,
+    STEPS_MAX,
+    Closer,
+    Ending,
+    Farewell,
+)
 from broker.service.held import Duplicate
 from broker.wire import subjects
 from broker.wire.codec import decode, decode_out, encode
@@ -420,3 +427,16 @@ async def test_a_surprise_gives_up_one_ending_and_says_which() -> None:
         closer.put(ending)
         await until(lambda: bool(bench.closed))
         task.cancel()
+
+
+async def test_a_window_of_endings_is_begun_a_few_in_a_turn_of_the_loop() -> None:
+    """A lane is cancelled, and hundreds of held jobs end at once: others have their turns too."""
+    async with a_bench() as bench:
+        ending = await bench.ending()
+        for _ in range(10 * BEGUN_AT_ONCE_MAX):
+            bench.closer.put(ending)
+        left = bench.closer._work.qsize()
+        while left:
+            await asyncio.sleep(0)
+            assert left - bench.closer._work.qsize() <= BEGUN_AT_ONCE_MAX
+            left = bench.closer._work.qsize()

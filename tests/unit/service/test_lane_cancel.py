@@ -1,6 +1,8 @@
 """Cancelling a whole lane: what is queued, held and running, step by step, and nothing else."""
 
 import asyncio
+import gc
+import tracemalloc
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from broker.bus.base import StreamFull
 from broker.core.events import CancelRequested
 from broker.service import lane_cancel
+from broker.service.lane_cancel import ENDED_AT_ONCE_MAX
 from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import decode
@@ -18,7 +21,7 @@ from broker.wire.messages import Abort, Kind, Reason, TerminalRecord
 from producers.client import Client
 from producers.errors import Unreachable
 from tests.builders import LANE, MODEL, a_job
-from tests.crashing import Failing
+from tests.crashing import Failing, Gate
 from tests.lanes import QUICK
 from tests.leaders import Desk, Worker, a_desk
 from tests.turns import until
@@ -141,6 +144,29 @@ async def test_steps_are_bounded_and_later_jobs_stay(monkeypatch: pytest.MonkeyP
             request = LaneCancelRequest(spans=step.spans)
         assert done == 35
         assert await desk.queued() == 1
+
+
+async def test_a_step_ends_some_at_once_and_keeps_no_bodies() -> None:
+    """Its 500 jobs may be 8 MB each; and a task for each would take the loop's turn for long."""
+    gate = Gate("append", "before", prefix="results.")
+    body = b'{"model": "tiny", "x": "%s"}' % (b"x" * BODY_BYTES)
+    async with a_desk_and_client(fault=gate) as (desk, client):
+        for number in range(JOBS):
+            await desk.publish(a_job(id=f"job-{number}", body=body))
+        tasks = len(asyncio.all_tasks())
+        gc.collect()
+        tracemalloc.start()
+        cancelling = asyncio.create_task(cancelled(desk, client))
+        await gate.reached.wait()
+        assert len(asyncio.all_tasks()) <= tasks + ENDED_AT_ONCE_MAX + 4
+        held_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert held_bytes < JOBS * BODY_BYTES / 10
+        gate.open.set()
+        assert (await cancelling).jobs == JOBS
+
+
+JOBS, BODY_BYTES = 100, 200_000
 
 
 async def test_the_steps_tell_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ async def test_troubles() -> None:
     metrics.leadership(leader=False)
     metrics.loop_error("intake")
     metrics.wait_estimated(told_s=3.0, had_s=5.0, band=1)
-    metrics.loop_lag(0.003)
+    metrics.loop_lag(0.003, held_s=0.001)
     metrics.stepped(0.0001)
     told = await _scrape(metrics)
     for labels in [
@@ -94,6 +94,7 @@ async def test_troubles() -> None:
         ("inferlane_leaderships_total", "standby"),
         ("inferlane_loop_errors_total", "intake"),
         ("inferlane_loop_lag_seconds_count",),
+        ("inferlane_loop_held_seconds_count",),
         ("inferlane_step_seconds_count",),
     ]:
         assert told[labels] == 1

@@ -301,13 +301,14 @@ def test_everything_else_that_is_counted(bench: Bench) -> None:
     bench.step(unanswered, do.Difference(kind, KEY, "w1", ""), do.WorkerGone("w1", "probe"))
     bench.observer.difference("unacknowledged")
     bench.observer.malformed("jobs")
-    bench.observer.lag(0.5)
+    bench.observer.lag(0.5, held_s=0.2)
     assert bench.value("reconcile_differences_total", kind="runs_twice") == 1
     assert bench.value("reconcile_differences_total", kind="unacknowledged") == 1
     assert bench.value("workers_gone_total", cause="probe") == 1
     assert bench.value("orders_unanswered_total", cause="timeout") == 1
     assert bench.value("messages_malformed_total", where="jobs") == 1
     assert bench.value("loop_lag_seconds_sum") == 0.5
+    assert bench.value("loop_held_seconds_sum") == 0.2
     bench.log.close()
 
 
