@@ -45,13 +45,14 @@ class LaneControl:
     ) -> ControlReply:
         """Put a question until it is answered, for `cancel_s` at most. Raises Unreachable.
 
-        `what` names it in the error. One answer may take `timeout_s`; 0: `lookup_s`.
+        `what` names it in the error. One answer may take `timeout_s`; 0: `lookup_s`. A leader that
+        died with the question answers never, so a long wait for it leaves `cancel_s` to ask anew.
         """
         subject = subjects.lane_control(self._lane, verb)
         data = encode(request)
         one_s = timeout_s or self._config.lookup_s
         try:
-            async with asyncio.timeout(max(self._config.cancel_s, timeout_s)):
+            async with asyncio.timeout(self._config.cancel_s + timeout_s):
                 while True:
                     with suppress(NoResponders, Timeout, LinkDown):
                         reply = await self._bus.request(subject, data, timeout_s=one_s)
@@ -81,13 +82,17 @@ class LaneControl:
         """Cancel jobs of the lane that are there now; return how many were.
 
         Jobs that come meanwhile stay. Those that run are told to stop, and end within moments.
-        Raises Unreachable, and what was cancelled before it stays so.
+        Raises Unreachable, which says how many were before it; they stay so.
         """
         asked = LaneCancelRequest(bands=tuple(bands), model=model)
         left = (await self._step(asked)).spans
         jobs = running = 0
         while left:
-            step = await self._step(msgspec.structs.replace(asked, spans=left))
+            try:
+                step = await self._step(msgspec.structs.replace(asked, spans=left))
+            except Unreachable as error:
+                message = f"{jobs} jobs were cancelled before this: {error}; it goes on from there"
+                raise Unreachable(message) from error
             jobs, running = jobs + step.jobs, running + step.running
             if not step.jobs and step.spans == left:
                 message = (

@@ -1,7 +1,14 @@
 """On real processes: any job is looked at and cancelled by its id, and a whole lane at once."""
 
 import asyncio
+import re
 
+import pytest
+
+from broker.bus.nats import NatsBus
+from broker.service.lane_cancel import STEP_JOBS_MAX
+from broker.wire import subjects
+from broker.wire.codec import encode
 from broker.wire.messages import Kind
 from ops.cluster import LocalCluster
 from producers.client import Client
@@ -9,6 +16,7 @@ from producers.ticket import Ticket, TicketState
 from tests.acceptance.audit import Audit
 from tests.acceptance.commands import inferlane
 from tests.acceptance.conftest import StartCluster
+from tests.builders import a_job
 
 LANE = "online"
 LONG_TOKENS = 3_000
@@ -99,3 +107,46 @@ async def _nothing_left(cluster: LocalCluster, job_id: str) -> None:
     assert (unknown.code, "no job nobody" in unknown.err) == (1, True)
     none = await inferlane(cluster, "cancel", "--lane", LANE, "--yes")
     assert none.out.startswith("No jobs of lane online")
+
+
+MANY = 5_000
+
+
+@pytest.mark.timeout(180)
+async def test_a_leader_that_dies_while_it_cancels_hands_over(start_cluster: StartCluster) -> None:
+    """The owner's command goes on with the next one: each job ends once, and it says how many."""
+    cluster, bus = await start_cluster(workers=0)
+    await cluster.start(cluster.add_broker("broker-2", cluster.folder / "inferlane.toml"))
+    audit = await Audit(bus).begin()
+    await _fill(bus, MANY)
+    cancelling = asyncio.create_task(
+        inferlane(cluster, "cancel", "--lane", LANE, "--band", "3", "--yes")
+    )
+    async with asyncio.timeout(60):
+        while await audit.queued(LANE) > MANY * 4 // 5:
+            await asyncio.sleep(0.01)
+    assert not cancelling.done()
+    await cluster.members["broker-1"].kill()
+    ended = await cancelling
+    assert ended.code == 0, ended
+    # What the dead one ended of the step that it was in, it told nobody.
+    (told,) = re.findall(r"^([0-9,]+) jobs cancelled", ended.out)
+    assert MANY - STEP_JOBS_MAX <= int(told.replace(",", "")) <= MANY
+    await audit.until_empty(LANE)
+    records = await audit.records(LANE)
+    assert len(records) == MANY
+    assert {record.kind for record in records.values()} == {Kind.CANCELLED}
+
+
+async def _fill(bus: NatsBus, count: int) -> None:
+    """Queue batch jobs."""
+    room = asyncio.Semaphore(256)
+
+    async def one(number: int) -> None:
+        job = a_job(id=f"line-{number}", lane=LANE, band=3)
+        async with room:
+            await bus.append(subjects.jobs(LANE, 3, job.model), encode(job))
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(count):
+            group.create_task(one(number))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.bus.base import StreamFull
+from broker.bus.base import Message, NoResponders, StreamFull
 from broker.core.events import CancelRequested
 from broker.service import lane_cancel
 from broker.service.lane_cancel import ENDED_AT_ONCE_MAX
@@ -18,6 +18,7 @@ from broker.wire import subjects
 from broker.wire.codec import decode
 from broker.wire.control import LaneCancelRequest, LaneCancelStep, StreamSpan
 from broker.wire.messages import Abort, Kind, Reason, TerminalRecord
+from producers import lane_control
 from producers.client import Client
 from producers.errors import Unreachable
 from tests.builders import LANE, MODEL, a_job
@@ -238,3 +239,28 @@ async def test_without_a_broker_it_says_so() -> None:
             with pytest.raises(Unreachable, match="no broker"):
                 await client.cancel_jobs()
         await own.close()
+
+
+async def test_whoever_is_left_in_the_midst_learns_how_far_it_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two steps were carried out, and then no broker is there: run again, it goes on."""
+    monkeypatch.setattr(lane_cancel, "STEP_JOBS_MAX", 4)
+    monkeypatch.setattr(lane_control, "STEP_S_MAX", 0.1)
+    async with a_desk_and_client() as (desk, client):
+        for number in range(10):
+            await desk.publish(a_job(id=f"job-{number}"))
+        request, steps = client._bus.request, 0
+
+        async def two_steps(subject: str, data: bytes, **fields: Any) -> Message:
+            nonlocal steps
+            steps += subject.endswith("cancel_lane")
+            if steps > 1 + 2:
+                raise NoResponders(subject)
+            return await request(subject, data, **fields)
+
+        monkeypatch.setattr(client._bus, "request", two_steps)
+        with pytest.raises(Unreachable, match=r"^8 jobs were cancelled before this: no broker"):
+            await cancelled(desk, client)
+        monkeypatch.undo()
+        assert (await cancelled(desk, client)).jobs == 2
