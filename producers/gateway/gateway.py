@@ -96,6 +96,7 @@ class Gateway:
     def expose(self) -> bytes:
         """Write the metrics as Prometheus text."""
         self.metrics.streams.set(self.streams)
+        self.metrics.giving_up.set(self.errands.count)
         self.metrics.body_bytes.set(self.bodies.held_bytes)
         self.metrics.connections.set(self.connections())
         return self.metrics.expose()

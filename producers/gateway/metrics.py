@@ -51,6 +51,11 @@ class GatewayMetrics:
         self.streams = Gauge(
             "inferlane_gateway_streams", "Streamed answers under way.", registry=self.registry
         )
+        self.giving_up = Gauge(
+            "inferlane_gateway_giving_up",
+            "Jobs that are being cancelled because their callers left.",
+            registry=self.registry,
+        )
         self.body_bytes = Gauge(
             "inferlane_gateway_body_bytes",
             "Request bodies held for requests under way.",

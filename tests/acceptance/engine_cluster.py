@@ -233,7 +233,7 @@ async def ends(tickets: Sequence[Ticket], *, timeout_s: float = 30.0) -> list[Te
 
 @asynccontextmanager
 async def an_engine_cluster(
-    folder: Path, *, rest_s: float = 0.1, breaker_failures_max: int = 0
+    folder: Path, *, rest_s: float = 0.1, stall_s: float = STALL_S, breaker_failures_max: int = 0
 ) -> AsyncGenerator[EngineCluster]:
     """Run NATS, a broker and two workers until the block ends.
 
@@ -243,8 +243,9 @@ async def an_engine_cluster(
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(a_bad_engine()) for _ in range(WORKERS)]
         cluster = await stack.enter_async_context(LocalCluster(folder))
+        times = {"rest_s": rest_s, "stall_s": stall_s}
         config = _write_config(
-            folder, cluster.url, rest_s=rest_s, breaker_failures_max=breaker_failures_max
+            folder, cluster.url, **times, breaker_failures_max=breaker_failures_max
         )
         members = [cluster.add_broker("broker-1", config)]
         for number, engine in enumerate(engines, start=1):
@@ -259,7 +260,9 @@ async def an_engine_cluster(
         yield stage
 
 
-def _write_config(folder: Path, url: str, *, rest_s: float, breaker_failures_max: int) -> Path:
+def _write_config(
+    folder: Path, url: str, *, rest_s: float, stall_s: float, breaker_failures_max: int
+) -> Path:
     path = folder / "inferlane.toml"
     path.write_text(
         _CONFIG.format(
@@ -267,7 +270,7 @@ def _write_config(folder: Path, url: str, *, rest_s: float, breaker_failures_max
             folder=folder,
             window=WINDOW_JOBS,
             odd_model=ODD_MODEL,
-            stall_s=STALL_S,
+            stall_s=stall_s,
             rest_s=rest_s,
             rest_s_max=5 * rest_s,
             failures_max=FAILURES_MAX,
