@@ -21,6 +21,7 @@ from broker.service.config import Config, ConfigError, load
 from broker.service.decision_log import DecisionLog
 from broker.service.election import Election
 from broker.service.fleet import Fleet
+from broker.service.garbage import Garbage
 from broker.service.leadership import Leadership
 from broker.service.learned import Learned
 from broker.service.loop_watch import LoopWatch
@@ -316,6 +317,7 @@ async def _work(
     _say_ready(config, url)
     async with asyncio.TaskGroup() as group:
         group.create_task(_reload_when_told(broker, reread, told))
+        group.create_task(Garbage().run())
         await broker.run()
 
 
