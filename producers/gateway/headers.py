@@ -34,7 +34,7 @@ TEXT_CHARS_MAX = 256
 DEADLINE_S_MAX = 7 * 86_400.0
 """Longest deadline that is taken: later than any result is kept."""
 
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)?")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)?")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 

@@ -34,7 +34,7 @@ TICKETS_MAX = 10_000
 TICKET_BYTES_MAX = 64 * 1024 * 1024
 """Bodies that those tickets hold, at most."""
 
-_PLACE = re.compile(r"([0-3])\.(\d{1,15})")
+_PLACE = re.compile(r"([0-3])\.([0-9]{1,15})")
 
 
 class LaterJobs:
