@@ -19,6 +19,10 @@ _BAD_SUBJECT = re.compile(r"[ \t\r\n]|^$|^\.|\.$|\.\.")
 SUBJECT_CHARS_MAX = 1024
 """Longest subject: with a reply subject it must fit the server's control line of 4 KB."""
 
+HEADER_BYTES_MAX = 16 * 1024
+"""Of a message's headers, what is read: ours take a hundred bytes. A block may be as large as a
+message, and its fields take the loop for a third of a second then, and many times their bytes."""
+
 _ACK_TOKENS = 9
 """`$JS.ACK.<stream>.<consumer>.<count>.<stream seq>.<consumer seq>.<time>.<pending>`."""
 
@@ -52,9 +56,16 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def decode_headers(block: bytes | None) -> dict[str, str]:
-    """Read the fields of a header block; the status line is left out."""
+    """Read the fields of a header block; the status line is left out.
+
+    Of one beyond HEADER_BYTES_MAX its beginning and its end alone: there the server puts its own.
+    """
     if not block:
         return {}
+    if len(block) > HEADER_BYTES_MAX:
+        half = HEADER_BYTES_MAX // 2
+        begin, end = block[:half].rpartition(b"\r\n")[0], block[-half:].partition(b"\r\n")[2]
+        block = begin + b"\r\n" + end
     headers: dict[str, str] = {}
     for line in block.decode("utf-8", "replace").split("\r\n")[1:]:
         name, separator, value = line.partition(":")

@@ -144,7 +144,9 @@ class Control:
             return ControlReply(ok=False, message="The broker failed at this; see its log.")
 
     async def _reply(self, message: Message, reply: ControlReply) -> None:
-        if not message.reply:
+        if not subjects.may_be_answered(message.reply):
+            if message.reply:
+                _log.warning("control.reply_refused", reply=message.reply[:80])
             return
         try:
             told = encode_for(reply, speaks_json=speaks_json(message.data, message.headers))

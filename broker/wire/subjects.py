@@ -26,6 +26,9 @@ FILES_BUCKET = "FILES"
 BATCHES_BUCKET = "BATCHES"
 USAGE_BUCKET = "USAGE"
 
+_OURS = frozenset(("jobs", "results", "dlq", "files", "work", "wrk", "out", "q", "ctl", "gateways"))
+"""How our own subjects begin."""
+
 _JOB_SUBJECT_TOKENS = 4
 _USAGE_DAY_TOKENS = 3
 
@@ -37,6 +40,15 @@ class JobAddress:
     lane: str
     band: int
     model: str
+
+
+def may_be_answered(reply: str) -> bool:
+    """Say whether an asker may have his answer there: on no subject of ours, nor the server's.
+
+    Or he would have it said in the name of whoever answers, to a stream or another program.
+    """
+    first = reply.partition(".")[0]
+    return bool(first) and first not in _OURS and not first.startswith("$")
 
 
 def jobs(lane: str, band: int, model: str) -> str:

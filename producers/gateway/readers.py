@@ -79,7 +79,7 @@ class Readers:
         except MalformedMessage as error:
             _log.info("gateway.question_unread", error=str(error))
             return
-        if asked.gateway == self._name or not message.reply:
+        if asked.gateway == self._name or not subjects.may_be_answered(message.reply):
             return
         key = message.subject.split(".")[1], asked.job
         await self._answer(message, key)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from broker.bus.base import BusError
 from broker.bus.nats_codec import (
+    HEADER_BYTES_MAX,
     Status,
     check_subject,
     decode_delivery,
@@ -36,6 +37,18 @@ def test_header_that_would_break_the_block(headers: dict[str, str]) -> None:
     """No name or value ends its line."""
     with pytest.raises(BusError):
         encode_headers(headers)
+
+
+def test_of_a_huge_header_block_both_ends_are_read() -> None:
+    """A stranger's fields can be as many as fill a message; the server's own come at the end."""
+    many = b"".join(b"X-%d: y\r\n" % number for number in range(200_000))
+    own = b"Nats-Sequence: 7\r\nNats-Subject: jobs.acme.2.tiny\r\n\r\n"
+    headers = decode_headers(b"NATS/1.0\r\nContent-Type: application/json\r\n" + many + own)
+    assert headers["Content-Type"] == "application/json"
+    assert (headers["Nats-Sequence"], headers["Nats-Subject"]) == ("7", "jobs.acme.2.tiny")
+    assert sum(len(name) + len(value) for name, value in headers.items()) < HEADER_BYTES_MAX
+    one_line = b"NATS/1.0\r\nA: " + b"b" * 10 * HEADER_BYTES_MAX + b"\r\n" + own
+    assert decode_headers(one_line)["Nats-Sequence"] == "7"
 
 
 def test_status_lines() -> None:
