@@ -148,6 +148,28 @@ async def _ask(session: aiohttp.ClientSession, headers: dict[str, str], stream: 
 
 
 @pytest.mark.timeout(120)
+async def test_a_request_goes_through_whole(tmp_path: Path) -> None:
+    """Its id and all its fields reach the engine; the answer tells who ran it."""
+    async with doors(tmp_path) as door:
+        gateway = await door.gateway("gateway-1")
+        sent = {"X-Request-Id": "r.7:x", "X-Inferlane-Job-Id": "job-7"}
+        async with (
+            door.session(gateway) as session,
+            session.post(CHAT, json=a_chat(tag="seven", odd=[1.5]), headers=sent) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+            assert answer.headers["X-Request-Id"] == "r.7:x"
+            assert answer.headers["X-Inferlane-Cached-Tokens"] == "7"
+            worker = answer.headers["X-Inferlane-Worker"]
+        (seen,) = (one for engine in door.stage.engines for one in engine.seen)
+        assert seen.headers["x-request-id"] == "r.7:x"
+        assert (seen.body["tag"], seen.body["odd"]) == ("seven", [1.5])
+        record = await door.stage.record(LANE, "job-7")
+        assert (record.request_id, record.worker) == ("r.7:x", worker)
+        assert record.api_key_name == "doors"
+
+
+@pytest.mark.timeout(120)
 async def test_a_job_of_one_gateway_is_any_others_too(tmp_path: Path) -> None:
     """Made at one, looked at and cancelled at another; one that joins it reads it and leaves it."""
     async with doors(tmp_path) as door:
