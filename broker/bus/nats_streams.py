@@ -54,6 +54,8 @@ RESET_VERSION_MIN = (2, 14)
 
 CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, MESSAGE_NOT_FOUND = 10014, 10059, 10037
 DELETE_FAILED, STREAM_EXISTS, MESSAGE_TOO_LARGE, TOO_MANY_REQUESTS = 10057, 10058, 10054, 10167
+SEQUENCE_NOT_FOUND = 10043
+"""Two deleted the same message at once, and this one came second."""
 WRONG_SEQUENCE = frozenset({10071, 10164})
 """Compare-and-set lost; the second is the wording without a number."""
 
@@ -261,7 +263,7 @@ class Streams:
         answer = await self._ask(f"STREAM.MSG.DELETE.{stream}", question)
         if answer.error is None:
             return answer.success
-        if answer.error.err_code in (DELETE_FAILED, MESSAGE_NOT_FOUND):
+        if answer.error.err_code in (DELETE_FAILED, MESSAGE_NOT_FOUND, SEQUENCE_NOT_FOUND):
             return False
         raise error_of(answer.error, what=f"stream {stream}")
 

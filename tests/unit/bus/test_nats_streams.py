@@ -67,6 +67,26 @@ def test_left_out_is_false_or_zero() -> None:
     check_taken(answer, {"name": "S", "allow_atomic": False, "max_age": 0}, what="stream S")
 
 
+class AnsweringServer:
+    """Answers everything alike."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+
+    async def ask(self, subject: str, data: bytes, *, timeout_s: float) -> Reply:
+        """Answer."""
+        del subject, data, timeout_s
+        return Reply(b"", self.answer, None)
+
+
+@pytest.mark.parametrize("code", [10037, 10043, 10057])
+async def test_a_message_that_is_gone_already_was_not_deleted(code: int) -> None:
+    """Whichever way the server says it: that is no trouble to try again after."""
+    told = b'{"error":{"code":404,"err_code":%d,"description":"sequence 9 not found"}}' % code
+    streams = Streams(cast("Link", None), cast("Replies", AnsweringServer(told)))
+    assert not await streams.delete_message("JOBS_acme", 9, erase=False)
+
+
 class SilentServer:
     """Leaves the first questions unanswered, as a group in election does."""
 
