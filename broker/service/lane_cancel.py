@@ -19,7 +19,6 @@ from broker.core.events import CancelRequested, Event
 from broker.core.scheduler import Scheduler
 from broker.service.endings import Endings, JobHead
 from broker.service.held import Shelf
-from broker.service.snapshot import SLICE_S
 from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, speaks_json
@@ -30,8 +29,15 @@ from broker.wire.subjects import JobAddress
 STEP_JOBS_MAX = 500
 """Messages looked at in one step: a few tenths of a second, and no request waits longer."""
 
+WALK_S_MAX = 4.0
+"""Longest look at a step's messages: on a busy machine each turn of the loop takes long."""
+
+WALK_SLICE_S = 0.002
+"""Processor time that the walk takes before it gives way. By the clock it would give way at each
+message where others have the processors, and a step would last as long as its asker waits."""
+
 STEP_S_MAX = 5.0
-"""Longest step; what it has not ended by then is left for the next. An owner asks again."""
+"""Longest wait for a step's endings; what is left by then is the next one's."""
 
 ENDED_AT_ONCE_MAX = 16
 """Unpulled jobs ended at the same time: half of the closer's room, so that other endings find
@@ -115,14 +121,15 @@ class LaneCancel:
         """Look at the next messages of a stream, and cancel what is meant."""
         looked = asked = running = 0
         unpulled: list[_Unpulled] = []
-        turn_ends_s = time.perf_counter() + SLICE_S
+        walk_ends_s = time.monotonic() + WALK_S_MAX
+        turn_ends_s = time.thread_time() + WALK_SLICE_S
         next_sequence = span.last_sequence + 1
         async for stored in self._bus.messages(
             span.stream, subject=_pattern(lane, request), first_sequence=span.next_sequence
         ):
             if stored.sequence > span.last_sequence:
                 break
-            if looked >= STEP_JOBS_MAX:
+            if looked >= STEP_JOBS_MAX or (looked and time.monotonic() >= walk_ends_s):
                 next_sequence = stored.sequence
                 break
             looked += 1
@@ -132,9 +139,9 @@ class LaneCancel:
                 asked, running = asked + known, running + leased
             elif one is not None:
                 unpulled.append(one)
-            if time.perf_counter() >= turn_ends_s:
+            if time.thread_time() >= turn_ends_s:
                 await asyncio.sleep(0)
-                turn_ends_s = time.perf_counter() + SLICE_S
+                turn_ends_s = time.thread_time() + WALK_SLICE_S
         ended = await self._end(unpulled)
         if ended < len(unpulled):
             # The next step begins with what this one could not end.

@@ -170,6 +170,17 @@ async def test_a_step_ends_some_at_once_and_keeps_no_bodies() -> None:
 JOBS, BODY_BYTES = 100, 200_000
 
 
+async def test_a_step_looks_for_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WALK_S_MAX, however few messages that are: at least one, so that it comes to an end."""
+    monkeypatch.setattr(lane_cancel, "WALK_S_MAX", 0.0)
+    async with a_desk_and_client() as (desk, client):
+        for number in range(5):
+            await desk.publish(a_job(id=f"job-{number}"))
+        told: list[int] = []
+        done = await cancelled(desk, client, progress=lambda step: told.append(step.jobs))
+        assert (told, done.jobs) == ([1, 2, 3, 4, 5], 5)
+
+
 async def test_the_steps_tell_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums so far, for whoever watches."""
     monkeypatch.setattr(lane_cancel, "STEP_JOBS_MAX", 4)
