@@ -404,6 +404,7 @@ class Agent:
             version=self._version,
             notice=self._notice()[:NOTICE_CHARS_MAX],
             engine_faults=self.ledger.faults.jobs,
+            cache_sequences=self.config.cached_sequences,
         )
 
     def _load(self) -> Load:

@@ -169,6 +169,8 @@ class CacheAwareRouter:
         for holding in known.useful[:1]:
             self._heat.note(job.blocks[holding.depth_blocks - 1], at_s=at_s)
         start = depth_of(seat.bit, known.levels)
+        if seat.slot_cache is not None:
+            self._index.drop(worker.index, seat.slot_cache.begin(lease, depth_blocks=start))
         self._index.hold(worker.index, job.blocks, start=start)
         overflow = self._unconfirmed.add(lease, start=start)
         if overflow is not None:
@@ -207,6 +209,7 @@ class CacheAwareRouter:
         """See a worker's state as it is now."""
         seat = self._roster.seat(worker.id)
         if seat is not None:
+            seat.follow_slots()
             self._roster.refresh(seat, bit=self._index.bit(worker.index))
             self._confinement.refresh(seat)
 
@@ -214,6 +217,7 @@ class CacheAwareRouter:
         """Meet a worker."""
         before = self._roster.seat(worker.id)
         self._roster.join(worker, bit=self._index.bit(worker.index))
+        self.changed(worker)
         if before is not None:
             self._confinement.refresh(before)
 
@@ -234,6 +238,7 @@ class CacheAwareRouter:
         seat = self._roster.seat(worker.id)
         if seat is not None:
             seat.report_sequence = None
+            seat.slot_cache = None
             self._confinement.release(seat)
             self._roster.chilled(seat, at_s=worker.reported_at_s)
         self.changed(worker)
@@ -248,9 +253,11 @@ class CacheAwareRouter:
         if last is not None and summary.sequence <= last and not summary.full:
             return True
         if summary.full:
-            self._start_anew(worker)
-        added = unpack_hashes(summary.added)
-        self._index.drop(worker.index, unpack_hashes(summary.removed))
+            self._start_anew(worker, seat)
+        added, removed = unpack_hashes(summary.added), unpack_hashes(summary.removed)
+        if removed and seat.slot_cache is not None:
+            seat.slot_cache.lost(removed)
+        self._index.drop(worker.index, removed)
         self._index.store(worker.index, added)
         for chain in self._unconfirmed.reported(worker, added):
             self._uncredit(worker, chain)
@@ -259,9 +266,11 @@ class CacheAwareRouter:
             seat.report_sequence = summary.sequence
         return is_next
 
-    def _start_anew(self, worker: Worker) -> None:
+    def _start_anew(self, worker: Worker, seat: Seat) -> None:
         """Forget what a worker was credited with, but for what it is prefilling."""
         self._index.forget(worker.index)
+        if seat.slot_cache is not None:
+            seat.slot_cache.unknow()
         self.changed(worker)
         for chain in self._unconfirmed.running(worker):
             self._index.hold(worker.index, chain.blocks, start=0)

@@ -19,11 +19,9 @@ from broker.core.claim import Claim
 from broker.core.events import JobSpec
 from broker.core.prefix_search import Level
 from broker.core.roster import Pool, Roster, void_if_all
-from broker.core.scoring import Need
+from broker.core.scoring import Need, tokens_per_block
 from broker.core.seat import Seat, may_serve
 from broker.core.state import Worker
-from broker.wire.prefix import BLOCK_BYTES, BLOCKS_MAX
-from broker.wire.prompt import BYTES_PER_TOKEN
 
 HOLDERS_EACH_MAX = 4
 """So few holders at one depth are all candidates."""
@@ -67,18 +65,6 @@ def holdings(
             seats = () if is_crowd else tuple(roster.of_bits(workers))
             found.append(Holding(workers, hit_tokens, level.depth_blocks, seats))
     return tuple(found)
-
-
-def tokens_per_block(job: JobSpec) -> float:
-    """Return the tokens of a block; where nobody told, the prompt's are spread over its text."""
-    if job.block_tokens:
-        return job.block_tokens
-    blocks = len(job.blocks)
-    if not 0 < blocks < BLOCKS_MAX:
-        # Nothing to share, or a prompt too long to tell where its text ends.
-        return BLOCK_BYTES / BYTES_PER_TOKEN
-    # The last, partial block has no hash: half of one, on average. A token is a byte at least.
-    return min(float(BLOCK_BYTES), job.prompt_tokens / (blocks + 0.5))
 
 
 def best_of(holding: Holding, need: Need, pool: Pool, excluded: Sequence[str]) -> Iterable[Seat]:

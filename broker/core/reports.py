@@ -111,6 +111,7 @@ class Reports:
         worker.engine_incarnation = beat.engine_incarnation
         worker.models, worker.slots = beat.models, beat.slots
         self._breakers.joined(worker, faults=beat.engine_faults)
+        worker.cache_sequences = beat.cache_sequences
         mind.router.joined(worker)
         self._leases.joined(worker)
         return worker
@@ -123,6 +124,7 @@ class Reports:
             self._breakers.engine_restarted(worker)
             self._mind.router.cache_lost(worker)
         worker.models, worker.slots, worker.ready = beat.models, beat.slots, beat.ready
+        worker.cache_sequences = beat.cache_sequences
         worker.draining = beat.draining or worker.drain_wanted
         worker.held_off = False
         if worker.drain_wanted and not beat.draining:

@@ -23,6 +23,8 @@ from msgspec import Struct
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
 from broker.core.seat import Seat
+from broker.wire.prefix import BLOCK_BYTES, BLOCKS_MAX
+from broker.wire.prompt import BYTES_PER_TOKEN
 
 LONG_PROMPT_TOKENS = 8192
 """weighted: a prompt this long counts misses twice, and longer ones no more."""
@@ -71,12 +73,28 @@ def need_of(job: JobSpec, output_tokens: int) -> Need:
     return Need(job, output_tokens, job.prompt_tokens, job.prompt_tokens + output_tokens)
 
 
+def tokens_per_block(job: JobSpec) -> float:
+    """Return the tokens of a block; where nobody told, the prompt's are spread over its text."""
+    if job.block_tokens:
+        return job.block_tokens
+    blocks = len(job.blocks)
+    if not 0 < blocks < BLOCKS_MAX:
+        # Nothing to share, or a prompt too long to tell where its text ends.
+        return BLOCK_BYTES / BYTES_PER_TOKEN
+    # The last, partial block has no hash: half of one, on average. A token is a byte at least.
+    return min(float(BLOCK_BYTES), job.prompt_tokens / (blocks + 0.5))
+
+
 Score = Callable[[RoutingPolicy, Need, Scored], float]
 
 
 def candidate(seat: Seat, need: Need, hit_tokens: float, at_s: float) -> Scored:
     """Predict a job's way at a worker that holds so many tokens of it."""
     hit, uncached = 0, need.prompt_tokens
+    if hit_tokens and seat.slot_cache is not None:
+        reusable = seat.slot_cache.reusable_blocks(need.job.blocks)
+        if reusable is not None:
+            hit_tokens = min(hit_tokens, reusable * tokens_per_block(need.job))
     if hit_tokens:
         # The engine computes the last token always, or it would have nothing to begin the answer
         # from.

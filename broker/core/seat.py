@@ -11,6 +11,7 @@ from typing import Any
 from broker.core.claim import Claim
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
+from broker.core.slot_cache import SlotCache
 from broker.core.state import Phase, Worker
 
 TYPICAL_PREFILL_TOKENS = 1024
@@ -91,6 +92,8 @@ class Seat:
     """Of its last cache summary; None until a full one came."""
     guarded_in: tuple[str, ...] = ()
     """Models in whose pools it is guarded from batch (`confinement`)."""
+    slot_cache: SlotCache | None = None
+    """Set where its engine caches whole sequences, one a slot."""
     claim: Claim | None = None
     """It is kept for a job that would wait for ever."""
 
@@ -148,6 +151,16 @@ class Seat:
         return self.lease_wait_s
 
     # ---- following its worker ------------------------------------------------------------------
+
+    def follow_slots(self) -> None:
+        """See which jobs ended, where its engine caches by slot."""
+        count = self.worker.cache_sequences
+        if not count:
+            self.slot_cache = None
+            return
+        if self.slot_cache is None or self.slot_cache.count != count:
+            self.slot_cache = SlotCache(count)
+        self.slot_cache.settle(self.worker.leases)
 
     def identify(self, bit: int) -> None:
         """Take what the worker is: whom it serves, and whether it does."""

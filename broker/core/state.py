@@ -128,6 +128,8 @@ class Worker:
     """Attempts that ended since its last report; one on its way may still list them."""
     ended_before: dict[str, Attempt] = field(default_factory=dict[str, Attempt])
     """The same, since the one before."""
+    cache_sequences: int = 0
+    """Whole sequences that its engine caches, one a slot; 0: it caches blocks."""
     trust: float = 1.0
     """Moving average of actual ÷ predicted hits; multiplies its credit."""
 

@@ -359,6 +359,8 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     """What keeps it from ending jobs, for people: a full results stream, unconfirmed acks."""
     engine_faults: Count = 0
     """Different jobs that its engine failed in a row, none completed between."""
+    cache_sequences: Count = 0
+    """Whole sequences that its engine caches, one a slot (llama.cpp); 0: it caches blocks."""
 
 
 class FirstToken(Record, frozen=True, kw_only=True, tag="first_token"):

@@ -55,6 +55,16 @@ def test_a_report_makes_a_worker_known_and_useful() -> None:
     assert pools == {"tiny": (1, 7), "other": (1, 7)}
 
 
+def test_a_worker_says_whether_its_engine_caches_by_slot() -> None:
+    """From its first report on, and anew with each."""
+    cluster = Cluster()
+    cluster.beat("w1", cache_sequences=3)
+    worker = cluster.scheduler._mind.fleet.workers["w1"]
+    assert worker.cache_sequences == 3
+    cluster.beat("w1", cache_sequences=0)
+    assert worker.cache_sequences == 0
+
+
 def test_reports_teach_how_long_a_step_takes() -> None:
     """Each rate is learned with the KV tokens that the worker was given; a report without one
     teaches nothing, and leaves what was known.

@@ -39,11 +39,11 @@ def told(beats: list[Heartbeat]) -> list[int]:
 async def test_the_first_heartbeat_says_who_and_what() -> None:
     """Name, life, models, slots, a full summary, and numbers that rise from 1."""
     engine = ScriptedEngine(slots=3)
-    async with an_agent(engine=engine) as stage:
+    async with an_agent(engine=engine, cache_sequences=2) as stage:
         await stage.until(lambda: len(stage.beats) >= 3)
         first = stage.beats[0]
         assert (first.worker, first.incarnation) == ("worker-1", stage.agent.incarnation)
-        assert (first.models, first.slots) == (("tiny",), 3)
+        assert (first.models, first.slots, first.cache_sequences) == (("tiny",), 3, 2)
         assert first.summary is not None
         assert first.summary.full
         assert [beat.sequence for beat in stage.beats[:3]] == [1, 2, 3]
