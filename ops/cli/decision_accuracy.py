@@ -22,11 +22,18 @@ class HitAccuracy(Struct, kw_only=True):
     prompt_tokens: int = 0
     predicted_tokens: int = 0
     cached_tokens: int = 0
+    error_tokens: int = 0
+    """Σ |predicted - cached| over jobs: what sums hide."""
 
     @property
     def ratio(self) -> float | None:
         """Predicted ÷ cached; None where nothing was cached."""
         return self.predicted_tokens / self.cached_tokens if self.cached_tokens else None
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Error ÷ cached; None where nothing was cached."""
+        return self.error_tokens / self.cached_tokens if self.cached_tokens else None
 
 
 class Accuracy(Struct, kw_only=True):
@@ -73,3 +80,4 @@ def _count(hits: HitAccuracy, job: LoggedJob) -> None:
     hits.prompt_tokens += job.counted_prompt_tokens
     hits.predicted_tokens += job.predicted_hit_tokens
     hits.cached_tokens += job.cached_tokens
+    hits.error_tokens += abs(job.predicted_hit_tokens - job.cached_tokens)

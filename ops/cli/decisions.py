@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from ops.cli.decision_accuracy import Accuracy
     from ops.cli.decision_trace import Written
 
-HIT_HEADS = ("CACHE KNOWN BY", "JOBS>", "PROMPT TOKENS>", "PREDICTED>", "CACHED>", "RATIO>")
+HIT_HEADS = (
+    "CACHE KNOWN BY",
+    "JOBS>",
+    "PROMPT TOKENS>",
+    "PREDICTED>",
+    "CACHED>",
+    "RATIO>",
+    "OFF BY>",
+)
 
 app = cyclopts.App(
     name="decisions",
@@ -73,9 +81,10 @@ def accuracy(
     """Tell how far a decision log's predictions were from what came.
 
     Of each word on the cache (the agent's guess from what it was given, or the engine's own
-    events): prompt tokens predicted to be cached against those that the engine found cached. And
-    how far first tokens were from their prediction, from the dispatch on. Only jobs that ran once,
-    to their end.
+    events): prompt tokens predicted to be cached against those that the engine found cached, in
+    sum, and by how much single predictions were off, as a share of the cached tokens. And how far
+    first tokens were from their prediction, from the dispatch on. Only jobs that ran once, to their
+    end.
 
         inferlane decisions accuracy inferlane-state/decisions*.jsonl --skip 1000
 
@@ -117,6 +126,7 @@ def show_accuracy(found: "Accuracy", *, as_json: bool) -> None:
             f"{one.predicted_tokens:,}",
             f"{one.cached_tokens:,}",
             "-" if one.ratio is None else f"{one.ratio:.2f}",
+            "-" if one.error_ratio is None else f"{one.error_ratio:.0%}",
         )
         for one in found.hits
     ]

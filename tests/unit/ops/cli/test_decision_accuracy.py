@@ -32,6 +32,13 @@ def test_predicted_tokens_are_told_beside_cached_ones() -> None:
     assert found.hits[0].ratio == 1.6
 
 
+def test_errors_do_not_cancel_each_other_out() -> None:
+    """Predicted 640 twice: one found 800, one 480. In sum that is right, and neither was."""
+    lines = [*a_job("a", cached_tokens=800), *a_job("b", cached_tokens=480)]
+    (found,) = accuracy_of(lines, skip_jobs=0).hits
+    assert (found.ratio, found.error_ratio) == (1.0, 0.25)
+
+
 def test_the_first_jobs_may_be_left_out() -> None:
     """Caches fill and rates are learned then."""
     lines = [*a_job("a", cached_tokens=0), *a_job("b", cached_tokens=640)]
