@@ -7,9 +7,13 @@ one, at a steady load, at 64 and at 4,000 workers. A decision is `place` + `give
 the log's `explain`, the tick's `sweep` (which writes the dispatched chains into the index), and
 `again`: `place` of jobs that wait already, after another was dispatched.
 
-Times are of this thread alone, so that other processes on the machine don't count.
+Times are of this thread alone, so that other processes on the machine don't count, but for what
+they push out of the processor's caches. With `--repeats N` each `place` is made N times on the same
+state, the answer forgotten in between, and the least counts: what the decision's own work takes,
+were the caches ours. The first try alone is what it takes on this machine now. `given` changes the
+state, and is timed once.
 
-    INFERLANE_TRACES=/path/to/traces python tests/bench/decision_bench.py [--entries N] [--jobs N]
+    INFERLANE_TRACES=/path/to/traces python tests/bench/decision_bench.py [--repeats N] ...
 """
 
 import argparse
@@ -32,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 from broker.core.cache_router import CacheAwareRouter  # noqa: E402
 from broker.core.events import JobSpec  # noqa: E402
+from broker.core.placement import Placement  # noqa: E402
 from broker.core.policy import RoutingPolicy  # noqa: E402
 from broker.core.prefix_index import PrefixIndex  # noqa: E402
 from broker.core.state import Lease, Worker  # noqa: E402
@@ -101,7 +106,9 @@ def fill(index: PrefixIndex, workers: Sequence[Worker], entries: int) -> None:
         index.store(workers[number % len(workers)].index, chain)
 
 
-def replay(jobs: list[JobSpec], workers_count: int, entries: int) -> tuple[Timings, PrefixIndex]:
+def replay(
+    jobs: list[JobSpec], workers_count: int, entries: int, *, repeats: int = 1
+) -> tuple[Timings, PrefixIndex]:
     """Route all jobs once; each stays a while, and is prefilled before the next few."""
     router = CacheAwareRouter(RoutingPolicy(index_entries_max=entries))
     workers = [
@@ -122,9 +129,7 @@ def replay(jobs: list[JobSpec], workers_count: int, entries: int) -> tuple[Timin
         at_s = number * 0.05
         waiting.append(job)
         waiting.pop(0)
-        begin = clock()
-        placement = router.place(job, excluded=(), at_s=at_s)
-        placed = clock()
+        placement, place_s = _place(router, job, at_s, repeats)
         worker = placement.worker
         if worker is None:
             worker = next(w for w in workers if w.id == placement.held_for)
@@ -146,10 +151,10 @@ def replay(jobs: list[JobSpec], workers_count: int, entries: int) -> tuple[Timin
         give_from = clock()
         router.given(lease, worker, at_s=at_s)
         given = clock()
-        timings.place.append(placed - begin)
+        timings.place.append(place_s)
         timings.explain.append(explained - explain_from)
         timings.given.append(given - give_from)
-        timings.decision.append(placed - begin + given - give_from)
+        timings.decision.append(place_s + given - give_from)
         for other in waiting[:-1]:
             begin = clock()
             router.place(other, excluded=(), at_s=at_s)
@@ -169,6 +174,19 @@ def replay(jobs: list[JobSpec], workers_count: int, entries: int) -> tuple[Timin
             router.sweep(at_s)
             timings.sweep.append(clock() - begin)
     return timings, router.index
+
+
+def _place(
+    router: CacheAwareRouter, job: JobSpec, at_s: float, repeats: int
+) -> tuple[Placement, float]:
+    """Place a job anew so many times; returns the answer, and the least seconds that took."""
+    tried: list[tuple[float, Placement]] = []
+    for _ in range(max(1, repeats)):
+        router._known.pop(job.key, None)
+        begin = time.thread_time()
+        placement = router.place(job, excluded=(), at_s=at_s)
+        tried.append((time.thread_time() - begin, placement))
+    return tried[0][1], min(seconds for seconds, _ in tried)
 
 
 def bytes_per_entry(workers_count: int, entries: int, *, holders: int) -> float:
@@ -211,11 +229,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entries", type=int, default=RoutingPolicy().index_entries_max)
     parser.add_argument("--jobs", type=int, default=12_031)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--workers", type=int, nargs="*", default=[64, 4000])
     options = parser.parse_args()
     jobs = list(read_jobs(Path(os.environ.get("INFERLANE_TRACES", "traces")) / TRACE, options.jobs))
     for workers_count in options.workers:
-        timings, index = replay(jobs, workers_count, options.entries)
+        timings, index = replay(jobs, workers_count, options.entries, repeats=options.repeats)
         print(f"{workers_count} workers, {index.entries_count:,} entries, {len(jobs):,} jobs")
         for name in ("decision", "place", "given", "explain", "again", "sweep"):
             values = getattr(timings, name)

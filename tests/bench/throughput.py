@@ -1,5 +1,8 @@
 """Jobs a second through one broker process, every decision on, as a share of a bare relay's.
 
+Beside it, the processor time that the broker's process takes for a job (user and system): what else
+runs here changes that far less than jobs a second.
+
 Relay and broker take turns on the same machine with the same server settings, and the medians are
 compared:
 what else runs here slows both.
@@ -9,6 +12,7 @@ what else runs here slows both.
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -78,8 +82,11 @@ def jobs_of(count: int, *, body_bytes: int) -> list[bytes]:
     ]
 
 
-async def measure_broker(*, jobs: int, body_bytes: int) -> float:
-    """Run broker and null agent once on a server of their own; return jobs a second."""
+async def measure_broker(*, jobs: int, body_bytes: int) -> tuple[float, float]:
+    """Run broker and null agent once on a server of their own.
+
+    Returns jobs a second, and the broker's processor seconds for each job.
+    """
     with NatsServer() as server, tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "inferlane.toml"
         config.write_text(CONFIG.format(url=server.url, folder=folder))
@@ -92,14 +99,22 @@ async def measure_broker(*, jobs: int, body_bytes: int) -> float:
             await bus.close()
             agent = await relay.start_role("tests.bench.throughput", "agent", server.url, jobs)
             try:
+                before_s = cpu_s(broker.pid)
                 await relay.heard(agent)
                 told = await relay.heard(agent)
+                job_cpu_s = (cpu_s(broker.pid) - before_s) / jobs
             finally:
                 await relay.end_role(agent)
         finally:
             broker.terminate()
             await broker.wait()
-    return float(str(told["jobs_s"]))
+    return float(str(told["jobs_s"])), job_cpu_s
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor seconds that a process of ours has taken so far (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _start_broker(config: Path) -> asyncio.subprocess.Process:
@@ -114,17 +129,21 @@ async def compare(*, jobs: int, body_bytes: int, rounds: int) -> None:
     """Alternate both and print the medians."""
     relayed: list[float] = []
     brokered: list[float] = []
+    cpu: list[float] = []
     for number in range(rounds):
         relayed.append(await relay.measure(jobs=jobs, body_bytes=body_bytes))
-        brokered.append(await measure_broker(jobs=jobs, body_bytes=body_bytes))
+        jobs_s, job_cpu_s = await measure_broker(jobs=jobs, body_bytes=body_bytes)
+        brokered.append(jobs_s)
+        cpu.append(job_cpu_s)
         print(
             f"round {number + 1}: bare relay {relayed[-1]:,.0f} jobs/s, "
-            f"broker {brokered[-1]:,.0f} jobs/s"
+            f"broker {brokered[-1]:,.0f} jobs/s, {cpu[-1] * 1e6:.0f} µs of processor time a job"
         )
     base, ours = statistics.median(relayed), statistics.median(brokered)
     print(
         f"median of {rounds} at {body_bytes} bytes: bare relay {base:,.0f} jobs/s, "
-        f"broker {ours:,.0f} jobs/s, ratio {ours / base:.2f}"
+        f"broker {ours:,.0f} jobs/s, ratio {ours / base:.2f}, "
+        f"{statistics.median(cpu) * 1e6:.0f} µs of processor time a job"
     )
 
 
