@@ -45,6 +45,10 @@ FOREVER = float("inf")
 
 _fits = attrgetter("fits")
 
+State = tuple[float, int, int]
+"""Time, changes of the workers so far, and of the index as far as they were looked at: while they
+are the same, so is every score."""
+
 HASHES = 1 << 32
 """Values of a job key's hash, by which the jobs of a forced share are told: no chance is needed."""
 
@@ -130,6 +134,8 @@ class Chooser:
         self._sticky = sticky
         self._heat = heat
         self.scored_count = 0
+        self._latest: tuple[Known | None, State, list[Scored]] = (None, (0.0, 0, 0), [])
+        """Whose candidates were scored last to answer, in which state of things, and how."""
         self.reconfigure(policy)
 
     def reconfigure(self, policy: RoutingPolicy) -> None:
@@ -167,8 +173,15 @@ class Chooser:
         """Score a job's candidates, `chosen` among them; and say who served its prefix last."""
         if known.useful_of != pool.bits:
             self._look_at_levels(known, pool)
+        of, state, scored = self._latest
+        is_as_then = of is known and state == self._state(known, at_s)
+        if is_as_then and any(one.seat.worker.id == chosen for one in scored):
+            return scored.copy(), known.previous
         self._look_back(known, pool, at_s)
         return self._scored_all(known, pool, at_s, also=chosen), known.previous
+
+    def _state(self, known: Known, at_s: float) -> State:
+        return (at_s, self._roster.changes_count, known.dated)
 
     def cached_tokens(self, known: Known, pool: Pool) -> float:
         """Tell how much of a job's prompt the worker that holds most of it has."""
@@ -227,7 +240,9 @@ class Chooser:
 
     def _place_by_score(self, known: Known, pool: Pool, at_s: float) -> Placement:
         self._look_back(known, pool, at_s)
-        scored = self._within_replicas(self._scored_all(known, pool, at_s), known, pool)
+        every = self._scored_all(known, pool, at_s)
+        self._latest = (known, self._state(known, at_s), every)
+        scored = self._within_replicas(every, known, pool)
         free = self._forced(known, pool, at_s) or self._best([one for one in scored if one.fits])
         if free is None:
             return _answer(known, None, full=pool.is_full_for(known.job, known.need.output_tokens))

@@ -144,6 +144,8 @@ class Roster:
         self._by_bit: dict[int, Seat] = {}
         self._pools: dict[str, Pool] = {}
         self._turns = 0
+        self.changes_count = 0
+        """Changes of any worker so far."""
         self._cold: OrderedDict[str, Seat] = OrderedDict()
         """Those with a new cache, the oldest first."""
 
@@ -195,6 +197,7 @@ class Roster:
         """Keep a worker for a job; None: let everybody have it again."""
         seat.claim = claim
         seat.stamp += 1
+        self.changes_count += 1
         if claim is None:
             self._improved(seat)
 
@@ -202,6 +205,7 @@ class Roster:
         """Forget a worker."""
         self._take_out(seat)
         self._hide(seat)
+        self.changes_count += 1
         seat.is_serving = seat.is_silent = False
         seat.stamp += 1
         if self._seats.get(seat.worker.id) is seat:
@@ -230,6 +234,7 @@ class Roster:
             if seat.bit:
                 self._by_bit[seat.bit] = seat
         before = seat.standing
+        self.changes_count += 1
         seat.turn = turn
         seat.derive(self._policy, by_load=self._by_load)
         seat.signature = signature

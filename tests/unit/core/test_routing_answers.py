@@ -1,5 +1,7 @@
 """Answers are kept while they stand, and knobs change them."""
 
+from dataclasses import replace
+
 import pytest
 
 from broker.core.cache_router import KNOWN_JOBS_MAX, CacheAwareRouter
@@ -329,3 +331,20 @@ def test_a_dispatch_beyond_those_followed_loses_the_oldest_credit(
         place.run(place.spec((name, 20)))
     hits = [place.place(place.spec((name, 20))).hit_tokens > 0 for name in ("a", "b", "c")]
     assert hits == [False, True, True]
+
+
+def test_an_answer_is_explained_by_the_scores_it_was_picked_by() -> None:
+    """Nobody is scored again while nothing has changed, and everybody once something has."""
+    place = Place(4)
+    place.warm("w2", SYSTEM)
+    job = place.spec(SYSTEM)
+    answer = place.place(job)
+    before = place.router.scored_count  # type: ignore[attr-defined]
+    told = place.router.explain(job, answer, at_s=place.at_s)
+    assert place.router.scored_count == before  # type: ignore[attr-defined]
+    again = place.router.explain(job, answer, at_s=place.at_s + 0.001)
+    assert place.router.scored_count > before  # type: ignore[attr-defined]
+    assert again == replace(told, queue_s=again.queue_s)
+    place.change("w2", backlog_tokens=4000, prefill_began_at_s=place.at_s)
+    changed = place.router.explain(job, answer, at_s=place.at_s)
+    assert changed.candidates != told.candidates
