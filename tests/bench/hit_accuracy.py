@@ -73,7 +73,7 @@ class Callers:
         ticket = await self._client.submit(
             orjson.dumps(body), band=setting.CHAT_BAND, cache_scope=CLUSTER_SCOPE
         )
-        record = await ticket.result()
+        record = await ticket.result(raise_for_kind=True)
         answer: dict[str, Any] = orjson.loads(record.body)
         return str(answer["choices"][0]["message"]["content"])
 
