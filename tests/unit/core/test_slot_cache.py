@@ -209,6 +209,26 @@ def test_what_a_prompt_overwrites_is_gone_before_the_report() -> None:
     assert found == [0, 20 * 64]
 
 
+def test_what_a_report_takes_back_is_taken_from_the_slot() -> None:
+    """So that the next prompt that begins alike is predicted right."""
+    place = a_place()
+    place.run(place.spec(SYSTEM), "w0")
+    place.report("w0", 1, removed=chain(SYSTEM)[10:])
+    cache = _seat(place, "w0").slot_cache
+    assert cache is not None
+    assert cache.reusable_blocks(chain(SYSTEM)) == 10
+    assert place.place(place.spec(SYSTEM)).hit_tokens == 0  # 640 tokens: below the floor.
+
+
+def test_a_full_report_is_all_that_is_known_of_idle_slots() -> None:
+    """It lists what our own account has not: that is taken as told."""
+    place = a_place()
+    place.run(place.spec(SYSTEM), "w0")
+    assert place.report("w0", 1, added=chain(("told", 30)), full=True)
+    assert place.place(place.spec(("told", 30))).hit_tokens == 30 * 64
+    assert place.place(place.spec(SYSTEM)).hit_tokens == 0
+
+
 def test_an_engine_that_starts_anew_has_no_slots_in_use() -> None:
     """All that is known of them is dropped with the cache."""
     place = a_place()
