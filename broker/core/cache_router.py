@@ -278,6 +278,16 @@ class CacheAwareRouter:
     def _uncredit(self, worker: Worker, chain: Chain) -> None:
         self._index.drop(worker.index, chain.unconfirmed)
 
+    def ran(self, lease: Lease, worker: Worker, *, output_tokens: int, run_s: float) -> None:
+        """Learn from a completed job how long it was there, and what that cost the others."""
+        job = lease.job
+        pool, seat = self._roster.pool(job.adapter or job.model), self._roster.seat(worker.id)
+        if pool is None or seat is None:
+            return
+        prefill_s = max(0, job.prompt_tokens - lease.hit_tokens) / seat.prefill_tokens_s
+        steps_s = output_tokens * seat.step_slope_s * job.prompt_tokens
+        pool.sizes.note(job.prompt_tokens, there_s=run_s, burden_s=prefill_s + steps_s)
+
     def hit_seen(self, lease: Lease, worker: Worker, *, cached_tokens: int) -> None:
         """Move the worker's trust towards what its engine found of the predicted hit."""
         # What is held counts, not how far it is trusted: else little trust could never be won back.

@@ -2,6 +2,8 @@
 
 Of the others, those are a few with room and a few without, which may be worth waiting for.
 
+In a large fleet a few of the stretch where jobs of its size belong (`size_intervals`) come to that.
+
 Of a few holders at the same depth all are candidates. More are represented by the least loaded with
 room and the least loaded without: the others hold the same and are worse off. A crowd (a system
 prompt that most hold) is not even listed: its best is met on the way from the front of the pool's
@@ -12,15 +14,18 @@ number of workers, and at WALK_MAX whatever happens.
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import attrgetter
+from zlib import crc32
 
 from msgspec import Struct
 
 from broker.core.claim import Claim
 from broker.core.events import JobSpec
+from broker.core.policy import RoutingPolicy
 from broker.core.prefix_search import Level
 from broker.core.roster import Pool, Roster, void_if_all
 from broker.core.scoring import Need, tokens_per_block
-from broker.core.seat import Seat, may_serve
+from broker.core.seat import Entry, Seat, may_serve
+from broker.core.size_intervals import NO_PULL, Pull
 from broker.core.state import Worker
 
 HOLDERS_EACH_MAX = 4
@@ -28,6 +33,16 @@ HOLDERS_EACH_MAX = 4
 
 COLD_EACH_MAX = 4
 """So many that hold nothing are candidates: of those with room, and of those without."""
+
+HASHES = 1 << 32
+"""Values of a job key's hash: no chance is needed."""
+
+STRETCH_EACH_MAX = 8
+"""Workers of a job's stretch of the line that are looked at; the least loaded is a candidate."""
+
+CROWD_MIN = 2.0
+"""Jobs a worker up to which sizes are not set apart: where few run beside each other they cost each
+other little, and to spread them is worth more."""
 
 CLAIM_LOOKS_MAX = 16
 """Workers looked at for one to keep for a job: some lack its adapter, or failed it before."""
@@ -103,13 +118,37 @@ def _best_of_crowd(
             return
 
 
-def cold(warm: int, need: Need, pool: Pool, excluded: Sequence[str]) -> list[Seat]:
-    """Return the least loaded few that are not of `warm`, with room and without."""
+def cold(warm: int, need: Need, pool: Pool, pull: Pull, excluded: Sequence[str]) -> list[Seat]:
+    """Return the least loaded few that are not of `warm`, with room and without.
+
+    And the least loaded of a few with room among which jobs of its size belong.
+    """
     count = pool.free_count
     near = pool.order[: min(count, COLD_EACH_MAX)] + pool.order[count : count + COLD_EACH_MAX]
+    if pull.seconds and len(pool.order) > 2 * COLD_EACH_MAX:
+        found = _of_size(warm, need.job, pool, pull)
+        near += [found] if found is not None and found not in near else []
     if excluded or need.job.adapter:
         near = [entry for entry in near if may_serve(entry[3], need.job, excluded)]
     return [entry[3] for entry in near if not entry[3].bit & warm]
+
+
+def _of_size(warm: int, job: JobSpec, pool: Pool, pull: Pull) -> Entry | None:
+    """Look at a few with room in the stretch where jobs of this size belong; return the best."""
+    share = crc32(job.key.encode()) / HASHES
+    seats = pool.between(*pull.stretch, limit=STRETCH_EACH_MAX, share=share)
+    free = [seat.entry for seat in seats if seat.has_room and not seat.bit & warm]
+    return min(free, default=None)
+
+
+def pull_of(policy: RoutingPolicy, need: Need, pool: Pool) -> Pull:
+    """Say what draws a job to workers with others of its size."""
+    if policy.policy != "first_token" or pool.lease_count <= CROWD_MIN * len(pool.order):
+        return NO_PULL
+    sizes = pool.sizes if pool.whole is None else pool.whole.sizes
+    beside = 1.0 - CROWD_MIN * len(pool.order) / pool.lease_count
+    seconds = policy.size_weight * beside * sizes.mean_burden_s
+    return Pull(sizes.stretch(need.prompt_tokens), seconds) if seconds else NO_PULL
 
 
 def first_cold(warm: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Seat | None:

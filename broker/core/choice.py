@@ -14,16 +14,23 @@ another: its chosen worker changed, or a worker became better than that one, or 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from zlib import crc32
 
 from msgspec import Struct
 
-from broker.core.candidates import Holding, best_of, cold, first_cold, holdings
+from broker.core.candidates import (
+    HASHES,
+    Holding,
+    best_of,
+    cold,
+    first_cold,
+    holdings,
+    pull_of,
+)
 from broker.core.events import JobSpec
-from broker.core.heat import Heat
+from broker.core.heat import Heat, Spread
 from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_search import Level
@@ -36,9 +43,11 @@ from broker.core.scoring import (
     need_of,
     of_equals,
     score_of,
+    set_apart,
     tie,
 )
 from broker.core.seat import Seat, may_serve
+from broker.core.size_intervals import NO_PULL, Pull
 from broker.core.stickiness import Key, Stickiness
 
 FOREVER = float("inf")
@@ -48,40 +57,6 @@ _fits = attrgetter("fits")
 State = tuple[float, int, int]
 """Time, changes of the workers so far, and of the index as far as they were looked at: while they
 are the same, so is every score."""
-
-HASHES = 1 << 32
-"""Values of a job key's hash, by which the jobs of a forced share are told: no chance is needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A hot prefix: what a copy of it costs is shared by those who will use it.
-
-    The job that makes the copy pays its prefill once. Each later one that goes there gains what
-    that worker is better by, once it holds the prefix, than the best that holds it now. So the cost
-    counts less by that gain times the expected uses, and at most for nothing.
-    """
-
-    workers: int
-    """Who holds it."""
-    hit_tokens: float
-    uses: float
-    """Of one more copy, in the next minute."""
-    best: float
-    """Score of the best that holds it, with what its prefills make the answer wait, less what is no
-    difference."""
-
-    def apply(self, one: Scored) -> None:
-        """Correct the score of a worker that lacks the prefix."""
-        if one.seat.bit & self.workers:
-            return
-        lacks_tokens = self.hit_tokens - one.hit_tokens
-        if lacks_tokens <= 0:
-            return
-        cost_s = one.seat.prefill_weight * lacks_tokens / one.seat.prefill_tokens_s
-        gain_s = self.best - (one.score - cost_s)
-        if gain_s > 0:
-            one.score -= min(cost_s, self.uses * gain_s)
 
 
 class Known(Struct, eq=False):
@@ -107,11 +82,13 @@ class Known(Struct, eq=False):
     improved_count: int = 0
     until_s: float = 0.0
     """When a wait for a worker is given up."""
-    spread: "Spread | None" = None
+    spread: Spread | None = None
     """Set where its prefix is hot."""
     previous: str = ""
     """Who served the session or prefix last, and by which key that is known."""
     sticky_key: Key | None = None
+    pull: Pull = NO_PULL
+    """To workers with other jobs of its size."""
     is_held: bool = False
     held_since_s: float | None = None
     """When waiting for a worker began, kept when it took too long: it is not begun anew."""
@@ -216,7 +193,7 @@ class Chooser:
         if missed > len(pool.improved):
             return False
         for better in islice(pool.improved, len(pool.improved) - missed, None):
-            if self._may_beat(known, better, at_s):
+            if self._may_beat(known, pool, better, at_s):
                 return False
         known.improved_count = pool.improved_count
         return True
@@ -225,11 +202,13 @@ class Chooser:
         """Say whether a worker's backlog takes longer than was predicted: it may be stuck."""
         return seat.backlog_wait_s(at_s) > known.wait_s + self._policy.saving_s_min
 
-    def _may_beat(self, known: Known, seat: Seat, at_s: float) -> bool:
+    def _may_beat(self, known: Known, pool: Pool, seat: Seat, at_s: float) -> bool:
         """Say whether a worker that became better could now be the answer."""
         if not seat.is_serving or seat is known.seat:
             return False
         one = self._scored(seat, known.need, _hit_tokens(known, seat), at_s)
+        if known.pull.seconds:
+            set_apart(one, known.pull, pool.place(seat))
         if known.spread is not None:
             known.spread.apply(one)
         if known.seat is None or (one.fits and known.is_held):
@@ -292,11 +271,15 @@ class Chooser:
     def _scored_all(self, known: Known, pool: Pool, at_s: float, *, also: str = "") -> list[Scored]:
         need = known.need
         excluded = void_if_all(pool, known.excluded)
+        known.pull = pull_of(self._policy, need, pool)
         scored = self._scored_warm(known, pool, excluded, at_s)
         scored += self._scored_cold(known, pool, excluded, at_s)
         seat = self._roster.seat(also)
         if seat is not None and all(one.seat is not seat for one in scored):
             scored.append(self._scored(seat, need, _hit_tokens(known, seat), at_s))
+        if known.pull.seconds:
+            for one in scored:
+                set_apart(one, known.pull, pool.place(one.seat))
         known.spread = self._hot(scored, known, at_s)
         if known.spread is not None:
             for one in scored:
@@ -322,7 +305,8 @@ class Chooser:
             warm |= holding.workers
         if warm.bit_count() >= len(pool.order):
             return []
-        scored = self._scored_each(cold(warm, need, pool, excluded), need, 0.0, at_s)
+        seats = cold(warm, need, pool, known.pull, excluded)
+        scored = self._scored_each(seats, need, 0.0, at_s)
         if not any(map(_fits, scored)):
             seat = first_cold(warm, need, pool, excluded)
             if seat is not None:

@@ -135,6 +135,7 @@ class Endings:
         real: float | None = None
         if finished.ran and finished.kind is Kind.COMPLETED:
             self._breakers.attempt_completed(lease)
+            mind.router.ran(lease, worker, output_tokens=usage.output_tokens, run_s=finished.run_s)
         if not finished.ran:
             real = 0.0
         elif usage.prompt_tokens:

@@ -95,6 +95,10 @@ class Router(Protocol):
         """Drop all credit at once: the agent or its engine has started anew."""
         ...
 
+    def ran(self, lease: Lease, worker: Worker, *, output_tokens: int, run_s: float) -> None:
+        """Learn from a completed job how long it was there, and what that cost the others."""
+        ...
+
     def hit_seen(self, lease: Lease, worker: Worker, *, cached_tokens: int) -> None:
         """Correct trust by what the engine really found cached."""
         ...

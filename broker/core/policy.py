@@ -95,8 +95,12 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """first_token: γ, weight of the seconds that the job's own decoding will take there."""
     slowdown_weight: NotNegative = 0.04
     """first_token: weight of the seconds that its KV adds to the decoding of the jobs there."""
-    interference_weight: NotNegative = 0.01
+    interference_weight: NotNegative = 0.012
     """first_token: weight of the seconds for which its prefill holds up the jobs there."""
+    size_weight: NotNegative = 1.4
+    """first_token: weight of being far from the workers that have the jobs of its size, in seconds
+    for which a mean job holds up each that runs beside it. From two jobs a worker on; what is
+    cached goes before. 0: sizes are not set apart."""
     switch_penalty_s: NotNegative = 0.05
     """first_token: seconds a worker must be better by, to take a warm prefix from the last one."""
     saving_s_min: NotNegative = 0.002
@@ -109,7 +113,7 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     hot_uses_min: NotNegative = 4.0
     """first_token: a prefix is hot once so many uses a minute are expected of one more copy; then
     what the copy costs is shared among them. 0: whoever makes it pays all."""
-    hot_slowdown_max: Annotated[float, Meta(ge=1)] = 2.5
+    hot_slowdown_max: Annotated[float, Meta(ge=1)] = 3.5
     """Such a copy is made once tokens come so many times slower from all that hold the prefix than
     from another worker. So many times slower than from another holder, and a prefix sticks to
     that one instead of to its last worker, under either policy."""
@@ -132,7 +136,7 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     hold_for_affinity: bool = True
     """A job waits for its best worker while that, wait included, is better than the best free
     one."""
-    hold_decode_share: Share = 0.4
+    hold_decode_share: Share = 0.35
     """What the two decode weights count when a worker is waited for: the wait is certain."""
     hold_s_max: NotNegative = 0.5
     """A job is not held for a worker whose first token would come later by more than this."""

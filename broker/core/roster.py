@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import ceil
 from operator import lt
 
 from broker.core.claim import Claim
@@ -20,10 +21,12 @@ from broker.core.seat import (
     IDENTITY_FIELDS,
     Entry,
     KvEntry,
+    LineEntry,
     Seat,
     Signature,
     signature_of,
 )
+from broker.core.size_intervals import SizeIntervals
 from broker.core.state import Worker
 
 COLD_SEATS_MAX = 16
@@ -55,6 +58,13 @@ class Pool:
     silent_count: int = 0
     improved_count: int = 0
     """Rises when a worker may have become a better choice than it was."""
+    lease_count: int = 0
+    """Jobs at all in `order`."""
+    line: list[LineEntry] = field(default_factory=list[LineEntry])
+    """All in `order`, smaller caches first: short jobs belong at its front, long ones at its end.
+    A part has none: the whole's counts."""
+    sizes: SizeIntervals = field(default_factory=SizeIntervals)
+    """Of the jobs that ran there; of a part, the whole's count."""
     improved: deque[Seat] = field(default_factory=_no_seats)
     """The latest of those, newest last."""
     part: "Pool | None" = None
@@ -99,10 +109,31 @@ class Pool:
         """Say whether a serving worker of its model is in it, be it a part."""
         return self.whole is None or seat not in self.whole.closed
 
+    def place(self, seat: Seat) -> float:
+        """Tell where a worker stands in the line, in 0..1."""
+        line = self.line if self.whole is None else self.whole.line
+        return (bisect_left(line, seat.line_entry) + 0.5) / max(1, len(line))
+
+    def between(self, low: float, high: float, *, limit: int, share: float) -> Iterator[Seat]:
+        """Yield the workers between two places of the line, one at least.
+
+        Of more than `limit`, so many in a row, which begin at a share (0..1) of all beginnings.
+        """
+        line = self.line if self.whole is None else self.whole.line
+        first = min(int(low * len(line)), len(line) - 1)
+        count = max(1, ceil(high * len(line)) - first)
+        if count > limit:
+            first += int(share * (count - limit))
+            count = limit
+        for _, _, seat in islice(line, first, first + count):
+            if self.has(seat):
+                yield seat
+
     def add(self, seat: Seat) -> None:
         """Take a serving worker in."""
         insort(self.order, seat.entry)
         self.bits |= seat.bit
+        self.lease_count += seat.leases
         if seat.has_room:
             insort(self.by_kv_room, seat.kv_entry)
             self.free_count += 1
@@ -114,6 +145,7 @@ class Pool:
         place = bisect_left(self.order, seat.entry)
         assert self.order[place] is seat.entry, "an entry must be removed as it was added"
         del self.order[place]
+        self.lease_count -= seat.leases
         if seat.has_room:
             del self.by_kv_room[bisect_left(self.by_kv_room, seat.kv_entry)]
             self.free_count -= 1
@@ -207,6 +239,7 @@ class Roster:
         self._hide(seat)
         self.changes_count += 1
         seat.is_serving = seat.is_silent = False
+        self._line_up(seat)
         seat.stamp += 1
         if self._seats.get(seat.worker.id) is seat:
             del self._seats[seat.worker.id]
@@ -279,6 +312,21 @@ class Roster:
                 pool.add(seat)
             elif seat.is_silent:
                 pool.silent_count += 1
+
+        self._line_up(seat)
+
+    def _line_up(self, seat: Seat) -> None:
+        """Let it stand in the line of each model that it serves, and in no other."""
+        entry = (seat.worker.kv_tokens_max, seat.worker.id, seat)
+        models = seat.models if seat.is_serving else ()
+        if models == seat.lined_in and entry[:2] == seat.line_entry[:2]:
+            return
+        for model in seat.lined_in:
+            line = self._pools[model].line
+            del line[bisect_left(line, seat.line_entry)]
+        for model in models:
+            insort(self._pools[model].line, entry)
+        seat.lined_in, seat.line_entry = models, entry
 
     def _take_out(self, seat: Seat) -> None:
         for model in seat.models:

@@ -108,6 +108,9 @@ class RoundRobinRouter:
     def cache_lost(self, worker: Worker) -> None:
         """Do nothing: no credit was given."""
 
+    def ran(self, lease: Lease, worker: Worker, *, output_tokens: int, run_s: float) -> None:
+        """Do nothing: sizes are not looked at."""
+
     def hit_seen(self, lease: Lease, worker: Worker, *, cached_tokens: int) -> None:
         """Do nothing: no hit was predicted."""
 

@@ -23,6 +23,7 @@ from msgspec import Struct
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
 from broker.core.seat import Seat
+from broker.core.size_intervals import Pull
 from broker.wire.prefix import BLOCK_BYTES, BLOCKS_MAX
 from broker.wire.prompt import BYTES_PER_TOKEN
 
@@ -119,6 +120,17 @@ def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
         decode_s *= COLD_LOAD_RATIO
     scored.decode_s = decode_s
     return wait_s + decode_s + seat.prefill_weight * scored.prefill_s
+
+
+def set_apart(scored: Scored, pull: Pull, place: float) -> None:
+    """Let a job pay for a worker among jobs of other sizes, unless its prefix draws it there.
+
+    Like the other costs of decoding this one comes late and is a guess.
+    """
+    if not scored.hit_tokens:
+        cost_s = pull.cost_s(place)
+        scored.score += cost_s
+        scored.decode_s += cost_s
 
 
 def weighted(policy: RoutingPolicy, need: Need, scored: Scored) -> float:

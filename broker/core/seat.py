@@ -29,6 +29,10 @@ HELD_OFF_S = 1.0
 
 FOREVER = float("inf")
 
+LineEntry = tuple[int, str, Any]
+"""(KV tokens at most, 0 where not told; id; seat): ids are unique, so that seats are never
+compared."""
+
 IDENTITY_FIELDS = 7
 """Of a signature: bit, phase, models, ready, draining, any slots, breaker lets new jobs in."""
 
@@ -94,6 +98,12 @@ class Seat:
     """Models in whose pools it is guarded from batch (`confinement`)."""
     slot_cache: SlotCache | None = None
     """Set where its engine caches whole sequences, one a slot."""
+    leases: int = 0
+    """Its jobs, when it was last looked at."""
+    lined_in: tuple[str, ...] = ()
+    """Models in whose line it stands."""
+    line_entry: LineEntry = (0, "", None)
+    """Its place there."""
     claim: Claim | None = None
     """It is kept for a job that would wait for ever."""
 
@@ -176,6 +186,7 @@ class Seat:
         """Take how the worker is: its rates, its load, and what room it has."""
         worker = self.worker
         leases, backlog_tokens = len(worker.leases), worker.backlog_tokens
+        self.leases = leases
         kv_tokens = worker.kv_base_tokens + worker.kv_tokens
         self.decoding_jobs, self.trust = worker.decoding_jobs, worker.trust
         prefill_tokens_s = worker.prefill_tokens_s or policy.prefill_tokens_s
@@ -246,6 +257,7 @@ def signature_of(worker: Worker, bit: int) -> Signature:
         worker.trust,
         worker.kv_base_tokens,
         worker.prefill_began_at_s,
+        worker.decode_rate,  # One that is idle learns from its kin, too.
     )
 
 

@@ -68,6 +68,9 @@ class LeastLoadedRouter:
     def unclaim(self, worker: Worker) -> None:
         self.claims.pop(worker.id, None)
 
+    def ran(self, lease: Lease, worker: Worker, *, output_tokens: int, run_s: float) -> None:
+        pass
+
     def cached_tokens(self, job: JobSpec) -> float:
         return max((hit for (key, _), hit in self.hits.items() if key == job.key), default=0)
 

@@ -11,7 +11,7 @@ from broker.core.heat import HEAT_KEYS_MAX, HEAT_S, Heat
 from tests.unit.core.cluster import Cluster, a_spec, in_flight, only
 from tests.unit.core.routing_builders import SYSTEM, Place, a_worker, where
 
-SLOW = 3.0
+SLOW = 5.0
 
 
 def test_uses_fade() -> None:
@@ -91,7 +91,7 @@ def a_hot_place(*, uses: int, slower: float = SLOW, workers: int = 4, **policy: 
         ({"uses": 40}, "elsewhere"),
         ({"uses": 2}, "w0"),
         ({"uses": 40, "slower": 1.2}, "w0"),
-        ({"uses": 40, "hot_slowdown_max": 4.0}, "w0"),
+        ({"uses": 40, "hot_slowdown_max": 6.0}, "w0"),
         ({"uses": 40, "hot_uses_min": 0.0}, "w0"),
         ({"uses": 40, "policy": "weighted"}, "w0"),
     ],

@@ -169,7 +169,7 @@ def test_the_first_token_score_is_predicted_seconds() -> None:
         for one in place.router.explain(job, placement, at_s=place.at_s).candidates:
             scores[one.worker] = one.score
             assert one.worker == name
-    prefill_s = 0.005 + (3 + 4 * 0.01) * 0.05
+    prefill_s = 0.005 + (3 + 4 * knobs.interference_weight) * 0.05
     assert scores["w0"] == pytest.approx(prefill_s + knobs.decode_weight * 200 / 50)
     step_s = 0.015  # Half the mean at least: the line is at 0.011 for so little KV.
     growth_s = 2e-6 * 600
