@@ -1,4 +1,4 @@
-"""How often prefixes are asked for: what a further copy of one would be used, and how that is shared.
+"""How often prefixes are asked for: what a further copy of one would be used, and who pays for it.
 
 A count for each prefix that decays with HEAT_S, so that it is both its uses of the last minute and,
 if they go on, those of the next.

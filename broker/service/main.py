@@ -12,7 +12,7 @@ import orjson
 import structlog
 import uvloop
 
-from broker.bus import garbage, logs
+from broker.bus import logs
 from broker.bus import nats as nats_bus
 from broker.bus.base import Bus, BusError, LinkDown, NoResponders, NoStream, NotFound, Timeout
 from broker.bus.nats_wire import Credentials
@@ -339,7 +339,6 @@ def run(config: Config, *, reread: Reread | None = None) -> None:
     Raises BusError, PageUnavailable, OSError.
     """
     logs.set_up(broker=config.broker.name)
-    garbage.leave_program_out()
     try:
         uvloop.run(serve(config, reread=reread))
     except* (BusError, PageUnavailable, OSError) as errors:
