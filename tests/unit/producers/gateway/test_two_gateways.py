@@ -16,8 +16,14 @@ from tests.builders import LANE
 from tests.clusters import Cluster, a_chat
 from tests.gateways import Front, a_gateway
 from tests.turns import until
-from tests.unit.producers.gateway.test_generate import CHAT, a_whole, events_of, streamed_text
-from tests.unit.producers.gateway.test_leaving import LEFT_S_MAX, _has_record, _piece, _whole
+from tests.unit.producers.gateway.test_generate import (
+    CHAT,
+    a_completion,
+    a_whole,
+    events_of,
+    streamed_text,
+)
+from tests.unit.producers.gateway.test_leaving import LEFT_S_MAX, _has_record, _piece
 
 NAMED = {"X-Inferlane-Job-Id": "job-1", "X-Request-Id": "r.job-1"}
 LATER = {**NAMED, "Prefer": "respond-async"}
@@ -55,7 +61,7 @@ class Pair:
     async def answer(self) -> None:
         """Let the engine answer."""
         await until(lambda: "job-1" in self.engine.running)
-        self.engine.say("job-1", an_answer(_whole("hi").decode()))
+        self.engine.say("job-1", an_answer(a_completion("hi").decode()))
 
     async def is_cancelled(self) -> None:
         """See the job end within the time that is promised, in its engine too."""
@@ -103,7 +109,7 @@ async def test_a_stream_that_is_joined_in_its_midst_comes_whole(tmp_path: Path) 
             client = await pair.second.gateway.lanes.of(LANE)
             joining = asyncio.create_task(_streamed(pair.second))
             await until(lambda: "job-1" in client._overheard)
-            pair.engine.say("job-1", _piece("b"), an_answer(_whole("ab").decode()))
+            pair.engine.say("job-1", _piece("b"), an_answer(a_completion("ab").decode()))
             async with asyncio.timeout(HEARS_S_MAX):
                 assert await joining == "ab"
 
