@@ -40,7 +40,7 @@ HASHES = 1 << 32
 STRETCH_EACH_MAX = 8
 """Workers of a job's stretch of the line that are looked at; the least loaded is a candidate."""
 
-CROWD_MIN = 2.0
+CROWD_MIN = 2.5
 """Jobs a worker up to which sizes are not set apart: where few run beside each other they cost each
 other little, and to spread them is worth more."""
 

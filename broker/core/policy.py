@@ -91,15 +91,15 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     policy: PolicyName = "first_token"
     bias: NotNegative = 2.0
     """first_token: extra weight of uncached work, for the cache it costs others."""
-    decode_weight: NotNegative = 0.06
+    decode_weight: NotNegative = 0.07
     """first_token: γ, weight of the seconds that the job's own decoding will take there."""
     slowdown_weight: NotNegative = 0.04
     """first_token: weight of the seconds that its KV adds to the decoding of the jobs there."""
-    interference_weight: NotNegative = 0.012
+    interference_weight: NotNegative = 0.018
     """first_token: weight of the seconds for which its prefill holds up the jobs there."""
     size_weight: NotNegative = 1.4
     """first_token: weight of being far from the workers that have the jobs of its size, in seconds
-    for which a mean job holds up each that runs beside it. From two jobs a worker on; what is
+    for which a mean job holds up each that runs beside it, where more than a few do. What is
     cached goes before. 0: sizes are not set apart."""
     switch_penalty_s: NotNegative = 0.05
     """first_token: seconds a worker must be better by, to take a warm prefix from the last one."""
