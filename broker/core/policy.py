@@ -95,7 +95,7 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """first_token: γ, weight of the seconds that the job's own decoding will take there."""
     slowdown_weight: NotNegative = 0.04
     """first_token: weight of the seconds that its KV adds to the decoding of the jobs there."""
-    interference_weight: NotNegative = 0.02
+    interference_weight: NotNegative = 0.018
     """first_token: weight of the seconds for which its prefill holds up the jobs there."""
     size_weight: NotNegative = 1.4
     """first_token: weight of being far from the workers that have the jobs of its size, in seconds
