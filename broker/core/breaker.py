@@ -18,11 +18,15 @@ that ends so frees its place, and the next job is the probe.
 An attempt that was given before the breaker opened says nothing of the engine once it has: it
 neither closes nor keeps it open, and after the breaker closed it does not count.
 
+It knows whose jobs failed: where those were all of one lane, that lane may be to blame, and a job
+of another need not wait to be the probe (`breakers`).
+
 The three states are Nygard's ("Release It!"); a run that one success ends and a longer time after
 each opening are Envoy's outlier detection (5 in a row, 30 s times the openings).
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -54,8 +58,14 @@ class Breaker:
     """The breaker of one life of an engine."""
 
     state: BreakerState = BreakerState.CLOSED
-    failed: dict[str, None] = field(default_factory=dict[str, None])
-    """Jobs that failed here since one completed: fewer than `failures_max` while it is closed."""
+    failed: dict[str, str] = field(default_factory=dict[str, str])
+    """Jobs that failed here since one completed, and their lanes: fewer than `failures_max` while
+    it is closed."""
+    lanes_failed_at_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Lanes with failures here, since when: until a job of theirs completes here, or one of another
+    lane that was given later. Earliest first."""
+    lane: str | None = None
+    """While not closed: the one lane whose failures opened it and kept it open, if there is one."""
     openings: int = 0
     """In a row: since a probe completed."""
     openings_all: int = 0
@@ -78,7 +88,7 @@ class Breaker:
 
     def doubt(self, at_s: float) -> None:
         """Try one job first: the engine failed the last ones, as its agent says."""
-        self.state, self.probe = BreakerState.HALF_OPEN, None
+        self.state, self.probe, self.lane = BreakerState.HALF_OPEN, None, None
         self.counts_from_s = at_s
 
     def given(self, attempt: Attempt) -> bool:
@@ -98,6 +108,7 @@ class Breaker:
         key: str,
         attempt: Attempt,
         *,
+        lane: str,
         given_at_s: float,
         at_s: float,
         policy: BreakerPolicy,
@@ -105,16 +116,21 @@ class Breaker:
     ) -> None:
         """Count a fault of the engine.
 
-        `doubtful`: the job failed at another worker, too, so that it may be to blame. Then it is
-        not counted, and a failed probe is repeated after the same time, not twice that.
+        `doubtful`: the job failed at another worker, too, or its lane is to blame. Then it is not
+        counted, and a failed probe is repeated after the same time, not twice that.
         """
+        self.lanes_failed_at_s.setdefault(lane, at_s)
         if self.probe == attempt:
+            if lane != self.lane and not doubtful:
+                self.lane = None
             self._open(at_s, policy, longer=not doubtful)
         elif self.state is BreakerState.CLOSED and policy.failures_max and not doubtful:
             if given_at_s < self.counts_from_s:
                 return
-            self.failed[key] = None
+            self.failed[key] = lane
             if len(self.failed) >= policy.failures_max:
+                lanes = frozenset(self.failed.values())
+                self.lane = lane if len(lanes) == 1 else None
                 self._open(at_s, policy)
 
     def completes(self, attempt: Attempt, *, at_s: float) -> None:
@@ -124,6 +140,19 @@ class Breaker:
             self.failed.clear()
         elif self.probe == attempt:
             self.close(at_s)
+
+    def outlived(self, lane: str, *, given_at_s: float) -> Iterator[tuple[str, float]]:
+        """Take out the lanes that failed here before a job of another was given that completed now.
+
+        Yields each with when its failures began; usually none.
+        """
+        self.lanes_failed_at_s.pop(lane, None)
+        while self.lanes_failed_at_s:
+            other, failed_at_s = next(iter(self.lanes_failed_at_s.items()))
+            if failed_at_s > given_at_s:
+                return
+            del self.lanes_failed_at_s[other]
+            yield other, failed_at_s
 
     def forgives(self, key: str, *, at_s: float, policy: BreakerPolicy) -> None:
         """Take back a job's failure, for which the job is to blame; it may close the breaker.
@@ -139,9 +168,13 @@ class Breaker:
             self.close(at_s)
             self.failed = failed
 
-    def half_opens(self, at_s: float) -> bool:
-        """Let a probe in if the time has come; say whether it has."""
-        if self.state is not BreakerState.OPEN or at_s < self.until_s:
+    def half_opens(self, at_s: float, *, lane: str | None = None) -> bool:
+        """Let a probe in if the time has come; say whether it has.
+
+        For a lane that has nothing to do with the failures it always has, if one other has all.
+        """
+        is_time = at_s >= self.until_s or (lane is not None and self.lane not in (None, lane))
+        if self.state is not BreakerState.OPEN or not is_time:
             return False
         self.state, self.probe = BreakerState.HALF_OPEN, None
         return True
@@ -150,6 +183,7 @@ class Breaker:
         """Trust the engine again: what was given before does not count against it."""
         self.state, self.probe = BreakerState.CLOSED, None
         self.failed = {}
+        self.lane = None
         self.openings = 0
         self.counts_from_s = at_s
 

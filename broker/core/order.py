@@ -275,12 +275,13 @@ class Order:
         order = self._mind.policy.order
         candidates_max = order.candidates_max // len(fair)
         best: tuple[Waiting, Placement] | None = None
-        best_key: tuple[float, float, int, str] | None = None
+        best_key: tuple[bool, float, float, int, str] | None = None
         for line in fair:
             candidates = passes = 0
             for due_at_s, sequence, key, waiting in islice(line, SKIPS * candidates_max):
                 early_s = due_at_s - waiting.queue.wait_s_max
-                if best_key is not None and order.wait_credit * early_s > best_key[0]:
+                least_s = order.wait_credit * early_s
+                if best_key is not None and not best_key[0] and least_s > best_key[1]:
                     break  # Prefill takes no less than nothing, and later ones have less credit.
                 if waiting.queue.is_closed:
                     break
@@ -290,7 +291,9 @@ class Order:
                 if placement is not None:
                     late_s = waiting.job.enqueued_at_s - early_s
                     credit = order.wait_credit * (early_s + (1.0 - DEADLINE_SHARE) * late_s)
-                    candidate_key = (placement.prefill_s + credit, due_at_s, sequence, key)
+                    cost_s = placement.prefill_s + credit
+                    # One of another lane tells more of a worker that is tried.
+                    candidate_key = (_repeats(waiting, placement), cost_s, due_at_s, sequence, key)
                     if best_key is None or candidate_key < best_key:
                         best, best_key = (waiting, placement), candidate_key
                     candidates += 1
@@ -358,6 +361,12 @@ class Order:
                 explanation,
             )
         )
+
+
+def _repeats(waiting: Waiting, placement: Placement) -> bool:
+    """Say whether a job would be tried where its own lane's failures opened the breaker."""
+    worker = placement.worker
+    return worker is not None and worker.breaker.lane == waiting.job.lane
 
 
 def _stand(ranking: Ranking, *, band: int, aged: bool) -> Iterator[_Entry]:

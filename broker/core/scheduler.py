@@ -217,6 +217,8 @@ class Scheduler:
         if mind.claims:
             mind.claims.check()
         if mind.dispatching and mind.link_up:
+            for waiting in mind.arrivals:
+                self._breakers.arrived(waiting)
             self._dispatch(dispatches_max)
             if dispatches_max < STEP_DISPATCHES_MAX and self._order.has_more:
                 return

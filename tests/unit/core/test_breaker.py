@@ -244,7 +244,9 @@ def test_forgiving_closes_a_breaker_that_opened_too_soon() -> None:
     """Jobs that came together opened it before a second worker could tell whose fault it was."""
     policy, breaker = BreakerPolicy(failures_max=2), Breaker()
     for number in (1, 2):
-        breaker.fails(f"j{number}", an_attempt(number), given_at_s=9.0, at_s=10.0, policy=policy)
+        breaker.fails(
+            f"j{number}", an_attempt(number), lane="a", given_at_s=9.0, at_s=10.0, policy=policy
+        )
     assert breaker.state is BreakerState.OPEN
     breaker.forgives("j9", at_s=11.0, policy=policy)
     assert breaker.state is BreakerState.OPEN
@@ -255,10 +257,10 @@ def test_forgiving_closes_a_breaker_that_opened_too_soon() -> None:
 def test_forgiving_changes_nothing_after_a_probe_has_failed() -> None:
     """A later job has shown that the engine is sick."""
     policy, breaker = BreakerPolicy(failures_max=1, open_s=5.0), Breaker()
-    breaker.fails("j1", an_attempt(1), given_at_s=9.0, at_s=10.0, policy=policy)
+    breaker.fails("j1", an_attempt(1), lane="a", given_at_s=9.0, at_s=10.0, policy=policy)
     assert breaker.half_opens(15.0)
     assert breaker.given(an_attempt(2))
-    breaker.fails("j2", an_attempt(2), given_at_s=15.0, at_s=16.0, policy=policy)
+    breaker.fails("j2", an_attempt(2), lane="a", given_at_s=15.0, at_s=16.0, policy=policy)
     breaker.forgives("j1", at_s=17.0, policy=policy)
     assert (breaker.state, breaker.until_s) == (BreakerState.OPEN, 26.0)
 
@@ -266,10 +268,12 @@ def test_forgiving_changes_nothing_after_a_probe_has_failed() -> None:
 def test_a_doubtful_probe_is_repeated_after_the_same_time() -> None:
     """It failed elsewhere, too: that the engine is sick is no more certain than before."""
     policy, breaker = BreakerPolicy(failures_max=1, open_s=5.0), Breaker()
-    breaker.fails("j1", an_attempt(1), given_at_s=9.0, at_s=10.0, policy=policy)
+    breaker.fails("j1", an_attempt(1), lane="a", given_at_s=9.0, at_s=10.0, policy=policy)
     breaker.half_opens(15.0)
     breaker.given(an_attempt(2))
-    breaker.fails("j2", an_attempt(2), given_at_s=15.0, at_s=16.0, policy=policy, doubtful=True)
+    breaker.fails(
+        "j2", an_attempt(2), lane="a", given_at_s=15.0, at_s=16.0, policy=policy, doubtful=True
+    )
     assert (breaker.state, breaker.until_s) == (BreakerState.OPEN, 21.0)
 
 

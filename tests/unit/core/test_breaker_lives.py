@@ -48,9 +48,9 @@ class Trials(RuleBasedStateMachine):
         self.world = BreakerWorld(open_s=2.0, **fields)
         self.world.submit(4)
 
-    @rule(count=st.integers(1, 6))
-    def jobs_come(self, count: int) -> None:
-        self.world.submit(count)
+    @rule(count=st.integers(1, 6), lane=st.sampled_from(("acme", "beta")))
+    def jobs_come(self, count: int, lane: str) -> None:
+        self.world.submit(count, lane=lane)
 
     @precondition(lambda self: self.world.running)
     @rule(data=st.data(), reason=st.sampled_from(FAULTS))
