@@ -10,7 +10,6 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self, Unpack
 
 import msgspec
@@ -30,6 +29,7 @@ from broker.wire.messages import (
     TerminalRecord,
 )
 from producers.config import ClientConfig, NatsLink
+from producers.connecting import connect_bus
 from producers.door import Door
 from producers.errors import ClientClosed, ProducerError, Refused, Unreachable
 from producers.lane_control import CancelProgress, LaneControl
@@ -489,24 +489,3 @@ def _weakly(client: Client) -> Callable[[bool], None]:
             alive.on_link(up=up)
 
     return told
-
-
-@asynccontextmanager
-async def connect_bus(link: NatsLink, *, name: str) -> AsyncGenerator[Bus]:
-    """Connect to NATS for the time of a `with`. Raises Unreachable."""
-    from broker.bus import nats  # noqa: PLC0415 - an in-process user needs no NATS.
-
-    credentials = nats.Credentials(
-        user=link.user,
-        password=link.password,
-        creds_file=Path(link.creds_file) if link.creds_file else None,
-    )
-    try:
-        bus = await nats.connect(link.url, name=name, credentials=credentials)
-    except BusError as error:
-        message = f"no NATS server can be used at {link.url} ({error}); start one or name it"
-        raise Unreachable(message) from error
-    try:
-        yield bus
-    finally:
-        await bus.close()

@@ -33,7 +33,8 @@ class Offered:
 
 async def ask_cluster(found: "ProducerConfig", lane: str) -> Offered:
     """Ask which models the lane has, and how fast the workers are. Raises Unreachable."""
-    from producers.client import Client, connect_bus
+    from producers.client import Client
+    from producers.connecting import connect_bus
     from producers.errors import Unreachable as NoServer
 
     try:

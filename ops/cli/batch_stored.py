@@ -318,7 +318,7 @@ async def _connected(
     found: "ProducerConfig", lane: str, do: "Callable[[Desk], Awaitable[_R]]"
 ) -> _R:
     from producers.batches.desk import Desk
-    from producers.client import connect_bus
+    from producers.connecting import connect_bus
 
     async with connect_bus(found.nats, name="inferlane-batch") as bus:
         desk = Desk(bus, lane)

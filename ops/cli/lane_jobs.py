@@ -35,7 +35,8 @@ async def lane_client(
 ) -> AsyncGenerator["Client"]:
     """Open a client of the lane that is named, or of the only one. Raises CommandError."""
     from producers import errors
-    from producers.client import Client, connect_bus
+    from producers.client import Client
+    from producers.connecting import connect_bus
     from producers.door import lanes_of
 
     found = settings(config, cluster, lane=lane)

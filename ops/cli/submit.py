@@ -130,7 +130,8 @@ class _Request:
 async def _submit(
     found: "ProducerConfig", request: _Request, fields: dict[str, Any], *, as_json: bool
 ) -> None:
-    from producers.client import Client, connect_bus
+    from producers.client import Client
+    from producers.connecting import connect_bus
     from producers.door import lanes_of
 
     async with connect_bus(found.nats, name="inferlane-submit") as bus:

@@ -15,7 +15,7 @@ import uvloop
 
 from broker.bus import garbage, logs
 from broker.bus.base import Bus
-from producers.client import connect_bus
+from producers.connecting import connect_bus
 from producers.errors import ProducerError
 from producers.gateway.app import RouteModule, make_app
 from producers.gateway.config import GatewayConfig
