@@ -177,4 +177,5 @@ def test_an_idle_worker_learns_from_its_kin() -> None:
         for one in place.router.explain(job, chosen, at_s=place.at_s).candidates
     }
     # 50 tokens of 5 ms at the weight of decoding, and not of the 20 ms assumed at first.
-    assert scores[idle.id] < 0.06 * 50 * 0.005 + 3.1 * 100 / 8_000
+    decode_s = place.policy.decode_weight * 50 * 0.005
+    assert scores[idle.id] < decode_s + 3.1 * 100 / 8_000
