@@ -26,6 +26,7 @@ from producers.batches.census import LaneCensus, take_census
 from producers.batches.config import BatchesConfig
 from producers.batches.errors import BatchesError, LeaseLost
 from producers.batches.hold import Hold, is_free, take
+from producers.batches.records import Batch, Status
 from producers.batches.run import Run, end_without_lane
 from producers.batches.shelf import Shelf, all_batches, files_of
 from producers.client import Client
@@ -212,7 +213,7 @@ class BatchRunner:
         log = _log.bind(lane=hold.batch.lane, batch=batch_id)
         log.info("batches.taken", status=hold.batch.status.value)
         try:
-            if await self._lane_is_gone(hold.batch.lane):
+            if await self._lane_is_gone(hold.batch):
                 await end_without_lane(hold, files)
                 log.warning("batches.lane_gone")
                 return
@@ -236,11 +237,13 @@ class BatchRunner:
             self.counts.by_status[hold.batch.status.value] += 1
             log.info("batches.ended", status=hold.batch.status.value)
 
-    async def _lane_is_gone(self, lane: str) -> bool:
-        """Say whether a lane was taken out of the configuration, `lane_gone_s` ago.
+    async def _lane_is_gone(self, batch: Batch) -> bool:
+        """Say whether a batch's lane was taken out of the configuration, `lane_gone_s` ago.
 
-        Raises UnknownLane while it is out for less than that; BusError.
+        Raises UnknownLane while it is out for less than that, unless the batch is cancelled: then
+        no line runs, and what ran is written without the lane's offer. Raises BusError.
         """
+        lane = batch.lane
         try:
             await self._bus.kv_get(subjects.CONFIG_BUCKET, subjects.lane_offer_key(lane))
         except NotFound:
@@ -250,6 +253,8 @@ class BatchRunner:
             return False
         if time.monotonic() >= since_s + self._config.lane_gone_s:
             return True
+        if batch.status is Status.CANCELLING:
+            return False
         message = f"lane {lane!r} is not configured; its batches fail if it isn't put back"
         raise UnknownLane(message)
 
