@@ -27,6 +27,10 @@ JOBS_MIN = 32.0
 MEMORY_JOBS = 4096.0
 """Then all that was seen counts half: loads change over the day."""
 
+THERE_S_MAX = 3600.0
+"""Of one job no more is believed, of time and of burden: figures come from agents, and one that is
+garbage must not place the jobs of a day."""
+
 ANYWHERE = (0.0, 1.0)
 """The whole line."""
 
@@ -48,6 +52,7 @@ class SizeIntervals:
         """Take a job that ran: for how long, and for how long it held up each that ran beside."""
         if self.jobs >= MEMORY_JOBS:
             self._fade()
+        there_s, burden_s = min(there_s, THERE_S_MAX), min(burden_s, THERE_S_MAX)
         octave = _octave(prompt_tokens)
         self.jobs += 1.0
         self.burden_s += burden_s

@@ -86,12 +86,12 @@ def test_it_is_a_pull_and_no_rule() -> None:
 
 
 def test_what_is_cached_goes_before() -> None:
-    """A long prompt whose beginning the first worker holds goes there."""
+    """A short prompt goes to the long end for its prefix, though that is less than the pull."""
     place = a_fleet()
-    place.prefill(place.give(place.spec(SYSTEM), to="w000"))
-    placement = place.place(place.spec(SYSTEM, prompt_tokens=LONG))
+    place.prefill(place.give(place.spec(SYSTEM), to="w007"))
+    placement = place.place(place.spec(SYSTEM, ("its", 1)))
     assert placement.worker is not None
-    assert placement.worker.id == "w000"
+    assert placement.worker.id == "w007"
 
 
 def test_larger_caches_have_the_long_ones() -> None:

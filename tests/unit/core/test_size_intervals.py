@@ -13,6 +13,7 @@ from broker.core.size_intervals import (
     MEMORY_JOBS,
     NO_PULL,
     OCTAVES,
+    THERE_S_MAX,
     Pull,
     SizeIntervals,
 )
@@ -84,6 +85,14 @@ def test_old_loads_fade() -> None:
         sizes.note(64_000, there_s=1.0, burden_s=0.1)
         assert sizes.jobs <= MEMORY_JOBS
     assert sizes.stretch(1_000)[1] < 0.001
+
+
+def test_one_report_of_garbage_places_nobody_for_long() -> None:
+    """What an agent tells of one job is believed up to an hour, whatever it says."""
+    sizes = sizes_of((1_000, 3.0, 0.02), (30_000, 5.0, 0.60), times=1_000)
+    sizes.note(1_000, there_s=1e12, burden_s=1e16)
+    assert sizes.mean_burden_s < (620 + THERE_S_MAX + 1) / 2_001
+    assert sizes.stretch(1_000)[1] < 1.0
 
 
 @given(
