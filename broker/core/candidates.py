@@ -65,30 +65,37 @@ class Holding(Struct, frozen=True):
 
 
 def holdings(
-    levels: Sequence[Level], job: JobSpec, pool: Pool, roster: Roster, *, prefix_tokens_min: int
+    levels: Sequence[Level], job: JobSpec, pool: Pool, roster: Roster, prefix_tokens_min: int
 ) -> tuple[Holding, ...]:
     """Return who of a pool holds a useful part of the job, deepest first."""
+    if not levels:
+        return ()
     block_tokens = tokens_per_block(job)
     found: list[Holding] = []
     bits = pool.bits
     for level in levels:
         hit_tokens = level.depth_blocks * block_tokens
+        if hit_tokens < prefix_tokens_min:
+            break  # The others hold less.
         workers = level.workers & bits
-        if workers and hit_tokens >= prefix_tokens_min:
+        if workers:
             count = workers.bit_count()
             is_crowd = count > HOLDERS_EACH_MAX and count * count > len(pool.order)
-            seats = () if is_crowd else tuple(roster.of_bits(workers))
+            seats = () if is_crowd else roster.of_bits(workers)
             found.append(Holding(workers, hit_tokens, level.depth_blocks, seats))
     return tuple(found)
 
 
 def best_of(holding: Holding, need: Need, pool: Pool, excluded: Sequence[str]) -> Iterable[Seat]:
     """Return those of a holding that are worth a score, every worker once."""
-    if len(holding.seats) > HOLDERS_EACH_MAX:
+    seats = holding.seats
+    if not seats:
+        return _best_of_crowd(holding, need, pool, excluded)
+    if len(seats) > HOLDERS_EACH_MAX:
         return _best_listed(holding, need, excluded)
-    if holding.seats:
-        return [seat for seat in holding.seats if may_serve(seat, need.job, excluded)]
-    return _best_of_crowd(holding, need, pool, excluded)
+    if not excluded and not need.job.adapter:
+        return seats  # All in the job's pool serve its model.
+    return [seat for seat in seats if may_serve(seat, need.job, excluded)]
 
 
 def _best_listed(holding: Holding, need: Need, excluded: Sequence[str]) -> Iterator[Seat]:

@@ -171,11 +171,7 @@ class Chooser:
     def _look_at_levels(self, known: Known, pool: Pool) -> None:
         known.useful_of = pool.bits
         known.useful = holdings(
-            known.levels,
-            known.job,
-            pool,
-            self._roster,
-            prefix_tokens_min=self._policy.prefix_tokens_min,
+            known.levels, known.job, pool, self._roster, self._policy.prefix_tokens_min
         )
         known.placement = None
 
@@ -242,7 +238,8 @@ class Chooser:
         share = self._policy.forced_share
         if not share or crc32(known.job.key.encode()) >= share * HASHES:
             return None
-        need, free = known.need, list[Scored]()
+        need = known.need
+        free: list[Scored] = []
         for seat in self._roster.cold(pool, at_s=at_s):
             if may_serve(seat, need.job, known.excluded):
                 one = self._scored(seat, need, _hit_tokens(known, seat), at_s)
@@ -291,7 +288,8 @@ class Chooser:
     def _scored_warm(
         self, known: Known, pool: Pool, excluded: Sequence[str], at_s: float
     ) -> list[Scored]:
-        need, scored = known.need, list[Scored]()
+        need = known.need
+        scored: list[Scored] = []
         for holding in known.useful:
             seats = best_of(holding, need, pool, excluded)
             scored += self._scored_each(seats, need, holding.hit_tokens, at_s)
@@ -316,7 +314,8 @@ class Chooser:
     def _scored_each(
         self, seats: Iterable[Seat], need: Need, hit_tokens: float, at_s: float
     ) -> list[Scored]:
-        policy, score, scored = self._policy, self._score, list[Scored]()
+        policy, score = self._policy, self._score
+        scored: list[Scored] = []
         for seat in seats:
             one = candidate(seat, need, hit_tokens, at_s)
             one.score = score(policy, need, one)
@@ -352,13 +351,14 @@ class Chooser:
         return one
 
     def _worth_waiting(self, scored: Sequence[Scored], free: Scored) -> list[Scored]:
-        wait_s_max = self._policy.hold_s_max
+        wait_s_max, ttft_s = self._policy.hold_s_max, free.ttft_s
+        # Most that have no room are so far behind that what is gained needs no sum.
         return [
             one
             for one in scored
             if not one.fits
+            and one.wait_s + one.prefill_s - ttft_s <= wait_s_max
             and self._gain_s(one, free) > self._tie
-            and one.ttft_s - free.ttft_s <= wait_s_max
         ]
 
     def _gain_s(self, one: Scored, free: Scored) -> float:
@@ -373,16 +373,18 @@ class Chooser:
         """Pick the lowest score; among equals, mostly who was given nothing for longest."""
         if not scored:
             return None
+        if len(scored) == 1:
+            return scored[0]
         limit = min([one.score for one in scored]) + self._tie
-        return min([one for one in scored if one.score <= limit], key=self._of_equals)
+        equals = [one for one in scored if one.score <= limit]
+        return equals[0] if len(equals) == 1 else min(equals, key=self._of_equals)
 
     # ---- stickiness ----------------------------------------------------------------------------
 
     def _look_back(self, known: Known, pool: Pool, at_s: float) -> None:
         """Note who served this session, or else this prefix, last."""
-        job, keys = known.job, list[Key]()
-        if job.session:
-            keys.append(session_key(job))
+        job = known.job
+        keys: list[Key] = [session_key(job)] if job.session else []
         keys += [
             job.blocks[level.depth_blocks - 1] for level in known.levels if is_rare(level, pool)
         ]

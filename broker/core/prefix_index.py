@@ -25,7 +25,7 @@ from itertools import islice, repeat
 
 from msgspec import Struct
 
-from broker.core.prefix_search import Holders, Level, Search, deepened, depth_of
+from broker.core.prefix_search import Holders, Level, deepened, depth_of, search
 
 SHARES = 4
 """A generation ends when it has logged, or added, 1/4 of the index: eviction is exact to that."""
@@ -217,9 +217,8 @@ class PrefixIndex:
         them). Where a parent was removed under its child, the depth may be that of the child, never
         less than the truth, until the chain is next dispatched there. At most LEVELS_MAX depths.
         """
-        search = Search(self._blocks, self._live, blocks)
-        self.probes_count += search.probes_count
-        levels = search.levels
+        levels, probes = search(self._blocks, self._live, blocks)
+        self.probes_count += probes
         for chain in self._unwritten:
             levels = deepened(levels, blocks, chain.blocks, chain.bit)
         return levels

@@ -5,7 +5,7 @@ of each depth is found by doubling steps and then halving (Bentley & Yao 1976): 
 for each distinct depth, whatever the number of workers or blocks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -32,73 +32,69 @@ class Level(Struct, frozen=True):
     workers: int
 
 
-class Search:
-    """One search: `levels` found, deepest first, and how many blocks were looked up.
+Seen = list[tuple[int, int]]
+"""Blocks looked up on the way down: position, and who holds it."""
+
+
+def search(
+    holders: Mapping[int, Holders], live: int, blocks: Sequence[int]
+) -> tuple[list[Level], int]:
+    """Return who holds how much of a chain, deepest first, and how many blocks were looked up.
 
     Its loops look blocks up themselves: a call for each is half of what a search costs.
     """
-
-    def __init__(self, holders: Mapping[int, Holders], live: int, blocks: Sequence[int]) -> None:
-        self._get = holders.get
-        self._blocks = blocks
-        self.probes_count = 0
-        self.levels: list[Level] = []
-        if not blocks:
-            return
-        self.probes_count = 1
-        first = holders.get(blocks[0])
-        root = first.bits & live if first is not None else 0
-        if root:
-            self._find_levels(root)
-
-    def _find_levels(self, root: int) -> None:
-        """Find the levels of `root`, the holders of the first block."""
-        seen, absent = self._gallop(root)
-        while seen and len(self.levels) < LEVELS_MAX:
-            depth, workers = self._deepest(seen, absent, root)
-            self.levels.append(Level(depth, workers))
-            root &= ~workers
-            if not root:
-                return
-            absent = depth - 1
-            while seen and not seen[-1][1] & root:
-                absent = min(absent, seen.pop()[0])
-
-    def _gallop(self, root: int) -> tuple[list[tuple[int, int]], int]:
-        """Return what was seen (position, workers) up to the first position where nobody was."""
-        get, blocks = self._get, self._blocks
-        seen = [(0, root)]
-        step, ahead, absent = 1, 1, len(blocks)
-        while ahead < absent:
-            found = get(blocks[ahead])
-            workers = found.bits & root if found is not None else 0
-            if not workers:
-                absent = ahead
-                break
-            seen.append((ahead, workers))
-            step += step
-            ahead += step
-        # The first was looked up before; where the end was met, one more was, and not seen.
-        self.probes_count += len(seen) - (absent == len(blocks))
-        return seen, absent
-
-    def _deepest(self, seen: list[tuple[int, int]], absent: int, wanted: int) -> tuple[int, int]:
-        """Find the deepest block that any of `wanted` holds, from the last of `seen` on."""
-        get, blocks = self._get, self._blocks
+    if not blocks:
+        return [], 0
+    get = holders.get
+    first = get(blocks[0])
+    root = first.bits & live if first is not None else 0
+    if not root:
+        return [], 1
+    seen, absent, probes = _gallop(get, blocks, root)
+    levels: list[Level] = []
+    while seen and len(levels) < LEVELS_MAX:
         present, workers = seen[-1]
-        workers, probes = workers & wanted, 0
+        workers &= root
         while absent - present > 1:
             middle = (present + absent) // 2
             probes += 1
             found = get(blocks[middle])
-            at_middle = found.bits & wanted if found is not None else 0
+            at_middle = found.bits & root if found is not None else 0
             if at_middle:
                 present, workers = middle, at_middle
                 seen.append((middle, at_middle))
             else:
                 absent = middle
-        self.probes_count += probes
-        return present + 1, workers
+        levels.append(Level(present + 1, workers))
+        root &= ~workers
+        if not root:
+            break
+        absent = present
+        while seen and not seen[-1][1] & root:
+            absent = min(absent, seen.pop()[0])
+    return levels, probes
+
+
+def _gallop(
+    get: Callable[[int], Holders | None], blocks: Sequence[int], root: int
+) -> tuple[Seen, int, int]:
+    """Return what was seen down to the first position where nobody of `root` was; that; look-ups.
+
+    `root` holds the first block, which was looked up before.
+    """
+    seen, probes = [(0, root)], 1
+    step, ahead, absent = 1, 1, len(blocks)
+    while ahead < absent:
+        probes += 1
+        found = get(blocks[ahead])
+        workers = found.bits & root if found is not None else 0
+        if not workers:
+            absent = ahead
+            break
+        seen.append((ahead, workers))
+        step += step
+        ahead += step
+    return seen, absent, probes
 
 
 def deepened(

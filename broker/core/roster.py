@@ -189,12 +189,17 @@ class Roster:
         """Return a known worker's seat."""
         return self._seats.get(worker_id)
 
-    def of_bits(self, workers: int) -> Iterator[Seat]:
-        """Yield the seats whose caches have these bits."""
+    def of_bits(self, workers: int) -> tuple[Seat, ...]:
+        """Return the seats whose caches have these bits."""
+        by_bit = self._by_bit
+        if workers & (workers - 1) == 0:
+            return (by_bit[workers],)
+        seats: list[Seat] = []
         while workers:
             bit = workers & -workers
-            yield self._by_bit[bit]
+            seats.append(by_bit[bit])
             workers ^= bit
+        return tuple(seats)
 
     def join(self, worker: Worker, *, bit: int = 0) -> None:
         """Seat a worker, behind all that wait for a turn; one seated already is only refreshed."""
