@@ -86,9 +86,14 @@ class CacheAwareRouter:
         if pool is None or not pool.order:
             servable = pool is not None and pool.servable
             return Placement(None, 0, job.prompt_tokens, 0.0, full=True, servable=servable)
-        if pool.whole is not None and not pool.free_count and pool.whole.free_count:
-            return Placement(None, 0, job.prompt_tokens, 0.0, confined=True)
         output = job.output_tokens_max if output_tokens is None else output_tokens
+        if not pool.free_count:
+            # Nobody has room for anything: who holds the prefix, and what it would cost, is asked
+            # when somebody has.
+            if pool.whole is not None and pool.whole.free_count:
+                return Placement(None, 0, job.prompt_tokens, 0.0, confined=True)
+            is_full = pool.is_full_for(job, output)
+            return Placement(None, 0, job.prompt_tokens, 0.0, full=is_full)
         return self._chooser.place(self._know(job), pool, tuple(excluded), output, at_s=at_s)
 
     def _pool(self, job: JobSpec) -> Pool | None:

@@ -6,7 +6,6 @@ have enough, or as the smallest job for which no worker had room.
 """
 
 import math
-from dataclasses import replace
 
 from broker.core.alarms import Alarms
 from broker.core.bands import LOW_BAND_MIN
@@ -17,7 +16,7 @@ from broker.core.events import JobSpec
 from broker.core.mind import Mind
 from broker.core.placement import Placement
 from broker.core.pressure_step import Step
-from broker.core.queues import Pool, Waiting
+from broker.core.queues import Pool, TooLarge, Waiting
 from broker.core.quotas import jobs_refusal, refusal
 from broker.core.rows import Borrow, Refusal
 from broker.wire.ids import BANDS, BATCH_BAND
@@ -56,14 +55,14 @@ class Gate:
         needless = pool.closed or (
             smaller is not None
             and waiting.job.prompt_tokens >= smaller.prompt_tokens
-            and waiting.output_tokens_expected >= smaller.output_tokens_max
+            and waiting.output_tokens_expected >= smaller.output_tokens
             and not self._has_another_claim(waiting, smaller)
         )
         if needless:
             waiting.held_by = _lacking(pool)
         return needless
 
-    def _has_another_claim(self, waiting: Waiting, smaller: JobSpec) -> bool:
+    def _has_another_claim(self, waiting: Waiting, smaller: TooLarge) -> bool:
         """Say whether a job finds room where a smaller one found none, or may claim some."""
         claims, job = self._mind.claims, waiting.job
         if claims and (job.band < smaller.band or job.enqueued_at_s < smaller.enqueued_at_s):
@@ -151,7 +150,8 @@ class Gate:
 
     def _no_room_for(self, waiting: Waiting, pool: Pool) -> None:
         """Remember that there was none, and ask if there is any at all."""
-        pool.no_room = replace(waiting.job, output_tokens_max=waiting.output_tokens_expected)
+        job, output_tokens = waiting.job, waiting.output_tokens_expected
+        pool.no_room = TooLarge(job.prompt_tokens, output_tokens, job.band, job.enqueued_at_s)
         smallest = JobSpec("", "", BANDS[0], pool.model, output_tokens_max=1)
         placement = self._mind.router.place(smallest, excluded=(), at_s=self._mind.at_s)
         pool.closed = placement.worker is None and not placement.held_for

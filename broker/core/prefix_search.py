@@ -101,19 +101,19 @@ def deepened(
     levels: list[Level], blocks: Sequence[int], chain: Sequence[int], worker: int
 ) -> list[Level]:
     """Return the levels of `blocks` once `worker` holds `chain` too: the same list if equal."""
-    depth = depth_of(worker, levels)
-    if not is_shared(blocks, chain, depth):
+    depth = 0
+    for level in levels:
+        if level.workers & worker:
+            depth = level.depth_blocks
+            break
+    # No call for these: most that were dispatched part before, and a look-up asks for each.
+    if depth >= len(blocks) or depth >= len(chain) or blocks[depth] != chain[depth]:
         return levels
     common = common_blocks(blocks, chain)
     by_depth = {level.depth_blocks: level.workers & ~worker for level in levels}
     by_depth[common] = by_depth.get(common, 0) | worker
     ordered = sorted(by_depth.items(), reverse=True)
     return [Level(at, workers) for at, workers in ordered if workers][:LEVELS_MAX]
-
-
-def is_shared(left: Sequence[int], right: Sequence[int], position: int) -> bool:
-    """Say whether two chains are the same down to a position, the block there included."""
-    return position < len(left) and position < len(right) and left[position] == right[position]
 
 
 def common_blocks(left: Sequence[int], right: Sequence[int]) -> int:

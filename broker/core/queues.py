@@ -11,6 +11,8 @@ import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from broker.core.bands import BandShares
 from broker.core.decisions import HeldBy
 from broker.core.events import JobSpec
@@ -116,6 +118,16 @@ class Queue:
         return min(heads, default=None)
 
 
+class TooLarge(Struct, frozen=True):
+    """A job for which no worker had room."""
+
+    prompt_tokens: int
+    output_tokens: int
+    """As expected."""
+    band: int
+    enqueued_at_s: float
+
+
 @dataclass(slots=True, eq=False)
 class Pool:
     """A model: the workers that serve it and the jobs that want it."""
@@ -150,7 +162,7 @@ class Pool:
     """Expected of a job of bands 0-1, when it was last looked at."""
     lacks_seats: bool = False
     """Somebody passed over in this look may go with a seat of another row's."""
-    no_room: JobSpec | None = None
+    no_room: TooLarge | None = None
     """A job for which no worker had room: none has for a larger one until something opens."""
     closed: bool = False
     """No worker has room for even the smallest job, until something opens."""

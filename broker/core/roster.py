@@ -322,10 +322,11 @@ class Roster:
 
     def _line_up(self, seat: Seat) -> None:
         """Let it stand in the line of each model that it serves, and in no other."""
-        entry = (seat.worker.kv_tokens_max, seat.worker.id, seat)
+        worker, before = seat.worker, seat.line_entry
         models = seat.models if seat.is_serving else ()
-        if models == seat.lined_in and entry[:2] == seat.line_entry[:2]:
+        if models == seat.lined_in and worker.kv_tokens_max == before[0] and worker.id == before[1]:
             return
+        entry = (worker.kv_tokens_max, worker.id, seat)
         for model in seat.lined_in:
             line = self._pools[model].line
             del line[bisect_left(line, seat.line_entry)]

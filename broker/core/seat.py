@@ -153,11 +153,9 @@ class Seat:
         """Guess when the first of its jobs ends; looked at anew when the worker has changed."""
         if self.lease_wait_stamp != self.stamp:
             self.lease_wait_stamp = self.stamp
-            tokens = min(
-                max(0, lease.output_tokens_expected - lease.output_tokens)
-                for lease in self.worker.leases.values()
-            )
-            self.lease_wait_s = tokens / self.decode_tokens_s
+            leases = self.worker.leases.values()
+            tokens = min([lease.output_tokens_expected - lease.output_tokens for lease in leases])
+            self.lease_wait_s = max(0, tokens) / self.decode_tokens_s
         return self.lease_wait_s
 
     # ---- following its worker ------------------------------------------------------------------

@@ -47,6 +47,8 @@ class SizeIntervals:
     burden_s: float = 0.0
     _there_s: list[float] = field(default_factory=_nothing)
     _burden_s: list[float] = field(default_factory=_nothing)
+    _widths: list[float] = field(default_factory=_nothing)
+    """Roots of time there x burden: kept, since jobs are placed far more often than they end."""
 
     def note(self, prompt_tokens: int, *, there_s: float, burden_s: float) -> None:
         """Take a job that ran: for how long, and for how long it held up each that ran beside."""
@@ -58,6 +60,7 @@ class SizeIntervals:
         self.burden_s += burden_s
         self._there_s[octave] += there_s
         self._burden_s[octave] += burden_s
+        self._widths[octave] = sqrt(self._there_s[octave] * self._burden_s[octave])
 
     def stretch(self, prompt_tokens: int) -> tuple[float, float]:
         """Return where jobs of this size belong, each end in 0..1.
@@ -67,9 +70,7 @@ class SizeIntervals:
         """
         if self.jobs < JOBS_MIN:
             return ANYWHERE
-        octave = _octave(prompt_tokens)
-        seen = zip(self._there_s, self._burden_s, strict=True)
-        widths = [sqrt(there_s * burden_s) for there_s, burden_s in seen]
+        octave, widths = _octave(prompt_tokens), self._widths
         total = sum(widths)
         if total <= 0.0:
             return ANYWHERE
@@ -85,6 +86,8 @@ class SizeIntervals:
         self.jobs, self.burden_s = 0.5 * self.jobs, 0.5 * self.burden_s
         self._there_s = [0.5 * seconds for seconds in self._there_s]
         self._burden_s = [0.5 * seconds for seconds in self._burden_s]
+        seen = zip(self._there_s, self._burden_s, strict=True)
+        self._widths = [sqrt(there_s * burden_s) for there_s, burden_s in seen]
 
 
 class Pull(Struct, frozen=True):

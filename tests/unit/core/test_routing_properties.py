@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from broker.core.cache_router import CacheAwareRouter
 from broker.core.placement import Placement
 from broker.core.policy import PolicyName
-from broker.core.prefix_search import is_shared
 from broker.core.state import Lease, Phase, Worker
 from tests.unit.core.routing_builders import Place, a_worker, chain
 
@@ -112,7 +111,7 @@ class History:
         removed = [
             block
             for other in [*self.chains, blocks]
-            if is_shared(other, blocks, kept)
+            if other[: kept + 1] == blocks[: kept + 1]
             for block in other[kept:]
         ]
         self.place.report(
