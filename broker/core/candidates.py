@@ -23,7 +23,7 @@ from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_search import Level
 from broker.core.roster import Pool, Roster, void_if_all
-from broker.core.scoring import Need, tokens_per_block
+from broker.core.scoring import Need, crowding, tokens_per_block
 from broker.core.seat import Entry, Seat, may_serve
 from broker.core.size_intervals import NO_PULL, Pull
 from broker.core.state import Worker
@@ -150,10 +150,11 @@ def _of_size(warm: int, job: JobSpec, pool: Pool, pull: Pull) -> Entry | None:
 
 def pull_of(policy: RoutingPolicy, need: Need, pool: Pool) -> Pull:
     """Say what draws a job to workers with others of its size."""
-    if policy.policy != "first_token" or pool.lease_count <= CROWD_MIN * len(pool.order):
+    jobs = pool.jobs_each
+    if policy.policy != "first_token" or jobs <= CROWD_MIN:
         return NO_PULL
     sizes = pool.sizes if pool.whole is None else pool.whole.sizes
-    beside = 1.0 - CROWD_MIN * len(pool.order) / pool.lease_count
+    beside = (1.0 - CROWD_MIN / jobs) * crowding(jobs)
     seconds = policy.size_weight * beside * sizes.mean_burden_s
     return Pull(sizes.stretch(need.prompt_tokens), seconds) if seconds else NO_PULL
 

@@ -39,6 +39,7 @@ from broker.core.scoring import (
     Need,
     Scored,
     candidate,
+    crowding,
     leave_cost,
     need_of,
     of_equals,
@@ -223,12 +224,13 @@ class Chooser:
             return _answer(known, None, full=pool.is_full_for(known.job, known.need.output_tokens))
         if not self._policy.hold_for_affinity:
             return _answer(known, free)
-        warm = self._best(self._worth_waiting(scored, free))
+        sure = min(1.0, self._policy.hold_decode_share * crowding(pool.jobs_each))
+        warm = self._best(self._worth_waiting(scored, free, sure))
         since_s = at_s if known.held_since_s is None else known.held_since_s
         known.held_since_s = None if warm is None else since_s
         if warm is None:
             return _answer(known, free)
-        ends_at_s = since_s + self._gain_s(warm, free)
+        ends_at_s = since_s + _gain_s(warm, free, sure)
         if at_s >= ends_at_s:
             return _answer(known, free)
         return _answer(known, warm, held_until_s=ends_at_s)
@@ -350,7 +352,7 @@ class Chooser:
         self.scored_count += 1
         return one
 
-    def _worth_waiting(self, scored: Sequence[Scored], free: Scored) -> list[Scored]:
+    def _worth_waiting(self, scored: Sequence[Scored], free: Scored, sure: float) -> list[Scored]:
         wait_s_max, ttft_s = self._policy.hold_s_max, free.ttft_s
         # Most that have no room are so far behind that what is gained needs no sum.
         return [
@@ -358,16 +360,8 @@ class Chooser:
             for one in scored
             if not one.fits
             and one.wait_s + one.prefill_s - ttft_s <= wait_s_max
-            and self._gain_s(one, free) > self._tie
+            and _gain_s(one, free, sure) > self._tie
         ]
-
-    def _gain_s(self, one: Scored, free: Scored) -> float:
-        """Tell by how much waiting for a worker beats going to a free one.
-
-        Quicker decoding counts in part: it comes late and is a guess, the wait comes first.
-        """
-        unsure = 1.0 - self._policy.hold_decode_share
-        return free.score - one.score - unsure * (free.decode_s - one.decode_s)
 
     def _best(self, scored: Sequence[Scored]) -> Scored | None:
         """Pick the lowest score; among equals, mostly who was given nothing for longest."""
@@ -460,6 +454,14 @@ def _answer(
 def _hit_tokens(known: Known, seat: Seat) -> float:
     """Return how much of the job's prompt a worker holds, where that is enough to matter."""
     return next((one.hit_tokens for one in known.useful if one.workers & seat.bit), 0.0)
+
+
+def _gain_s(one: Scored, free: Scored, sure: float) -> float:
+    """Tell by how much waiting for a worker beats going to a free one.
+
+    Quicker decoding counts in part: it comes late and is a guess, the wait comes first.
+    """
+    return free.score - one.score - (1.0 - sure) * (free.decode_s - one.decode_s)
 
 
 def _stalls_s(seat: Seat) -> float:

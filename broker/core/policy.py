@@ -91,16 +91,16 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     policy: PolicyName = "first_token"
     bias: NotNegative = 2.0
     """first_token: extra weight of uncached work, for the cache it costs others."""
-    decode_weight: NotNegative = 0.07
+    decode_weight: NotNegative = 0.075
     """first_token: γ, weight of the seconds that the job's own decoding will take there."""
     slowdown_weight: NotNegative = 0.04
     """first_token: weight of the seconds that its KV adds to the decoding of the jobs there."""
-    interference_weight: NotNegative = 0.018
+    interference_weight: NotNegative = 0.016
     """first_token: weight of the seconds for which its prefill holds up the jobs there."""
-    size_weight: NotNegative = 1.5
+    size_weight: NotNegative = 1.6
     """first_token: weight of being far from the workers that have the jobs of its size, in seconds
-    for which a mean job holds up each that runs beside it, where more than a few do. What is
-    cached goes before. 0: sizes are not set apart."""
+    for which a mean job holds up each that runs beside it, where more than a few do; where many
+    do, in proportion to their number. What is cached goes before. 0: sizes are not set apart."""
     switch_penalty_s: NotNegative = 0.05
     """first_token: seconds a worker must be better by, to take a warm prefix from the last one."""
     saving_s_min: NotNegative = 0.002
@@ -136,8 +136,9 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     hold_for_affinity: bool = True
     """A job waits for its best worker while that, wait included, is better than the best free
     one."""
-    hold_decode_share: Share = 0.35
-    """What the two decode weights count when a worker is waited for: the wait is certain."""
+    hold_decode_share: Share = 0.33
+    """What the two decode weights count when a worker is waited for: the wait is certain. Where
+    many run on each, in proportion more, until they count in full."""
     hold_s_max: NotNegative = 0.5
     """A job is not held for a worker whose first token would come later by more than this."""
     kv_fill_ratio_max: Share = 0.95

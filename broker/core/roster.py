@@ -81,6 +81,11 @@ class Pool:
         """Whether any worker serves the model, be it a silent one."""
         return bool(self.order) or self.silent_count > 0
 
+    @property
+    def jobs_each(self) -> float:
+        """Jobs a worker, of those that serve now."""
+        return self.lease_count / max(1, len(self.order))
+
     def free(self, limit: int) -> Iterator[Seat]:
         """Yield at most `limit` workers with room, least loaded first."""
         for _, _, _, seat in islice(self.order, min(limit, self.free_count)):

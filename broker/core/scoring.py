@@ -86,6 +86,16 @@ def tokens_per_block(job: JobSpec) -> float:
     return min(float(BLOCK_BYTES), job.prompt_tokens / (blocks + 0.5))
 
 
+CROWDED = 6.0
+"""Jobs a worker from which on what they cost each other counts more, in proportion: there most of
+a job's time is spent decoding, and each that joins holds up so many more."""
+
+
+def crowding(jobs: float) -> float:
+    """Return by how much more decoding counts where so many run beside each other; 1 at least."""
+    return max(1.0, jobs / CROWDED)
+
+
 Score = Callable[[RoutingPolicy, Need, Scored], float]
 
 

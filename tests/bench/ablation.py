@@ -63,6 +63,7 @@ def _trace(name: str) -> Workload:
 JOINS = tuple(FleetChange(at_s=60.0, change=Change.JOIN) for _ in range(3))
 SCENES = {
     "conversation @ 3": Scene(lambda _: _trace("conversation"), Setting(speed=3.0)),
+    "conversation @ 5": Scene(lambda _: _trace("conversation"), Setting(speed=5.0)),
     "conversation @ 7": Scene(lambda _: _trace("conversation"), Setting(speed=7.0)),
     "synthetic @ 6": Scene(lambda _: _trace("synthetic"), Setting(speed=6.0)),
     "agentic": Scene(lambda _: _trace("agentic"), Setting(speed=2.0)),
@@ -90,6 +91,11 @@ PARTS = (
     Part("decoding in the score", EVERYWHERE, {"decode_weight": 0.0, "slowdown_weight": 0.0}),
     Part("prefill's cost to others", EVERYWHERE, {"interference_weight": 0.0}),
     Part("less of it when waiting", EVERYWHERE, {"hold_decode_share": 1.0}),
+    Part(
+        "short jobs apart from long ones",
+        (*EVERYWHERE, "conversation @ 5", "conversation @ 7"),
+        {"size_weight": 0.0},
+    ),
     Part("floor of a match", (*EVERYWHERE, "few-shot"), {"prefix_tokens_min": 0}),
     Part("floor of a saving", (*EVERYWHERE, "alternating"), {"saving_s_min": 0.0}),
     Part(

@@ -2,12 +2,14 @@
 
 import pytest
 
-from broker.core.candidates import CROWD_MIN, STRETCH_EACH_MAX
+from broker.core.candidates import CROWD_MIN, STRETCH_EACH_MAX, pull_of
 from broker.core.decode_rate import DecodeRate
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
 from broker.core.roster import Roster
-from tests.unit.core.routing_builders import MODEL, SYSTEM, Place, a_worker
+from broker.core.scoring import CROWDED, need_of
+from broker.core.size_intervals import JOBS_MIN
+from tests.unit.core.routing_builders import MODEL, SYSTEM, Place, a_spec, a_worker
 
 SHORT, LONG = 500, 30_000
 
@@ -61,6 +63,21 @@ def test_nor_where_few_run_beside_each_other(running: int) -> None:
     """To spread them is worth more: equal workers take turns whatever the size."""
     place = a_fleet(running=running)
     assert where(place, SHORT) == where(place, LONG)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_the_pull_grows_with_the_crowd(times: int) -> None:
+    """To so many more beside it, a job costs so much more by standing in the wrong place."""
+    roster = Roster(RoutingPolicy(), by_load=True)
+    worker = a_worker(slots=64)
+    roster.join(worker, bit=1)
+    pool = roster.pool(MODEL)
+    assert pool is not None
+    for _ in range(int(JOBS_MIN)):
+        pool.sizes.note(SHORT, there_s=4.0, burden_s=0.1)
+    pool.lease_count = jobs = times * CROWDED
+    pull = pull_of(RoutingPolicy(size_weight=1.0), need_of(a_spec(), 50), pool)
+    assert pull.seconds == pytest.approx(0.1 * times * (1.0 - CROWD_MIN / jobs))
 
 
 def test_nor_while_little_is_known() -> None:

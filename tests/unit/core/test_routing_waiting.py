@@ -3,6 +3,7 @@
 import pytest
 
 from broker.core.policy import RoutingPolicy
+from broker.core.scoring import CROWDED
 from broker.core.state import Phase
 from tests.unit.core.routing_builders import (
     CACHE_AWARE,
@@ -168,6 +169,26 @@ def test_quicker_decoding_counts_in_part_where_it_must_be_waited_for(
     place = Place(2, decode_weight=0.2, hold_decode_share=share, backlog_s_max=0.05)
     place.change("w0", decode_tokens_s=100.0)
     assert where(place, ("own", 1), output_tokens_max=100) == "w0"
+    place.give(place.spec(prompt_tokens=640), "w0")
+    placement = place.place(place.spec(("own", 1), output_tokens_max=100))
+    assert placement.held_for == held
+
+
+@pytest.mark.parametrize(("times", "held"), [(0, ""), (1, ""), (3, "w0")])
+def test_it_counts_the_more_the_more_run(times: int, held: str) -> None:
+    """As above at a share of 0.3, which is enough where half as many again run as are few."""
+    place = Place(
+        [a_worker(f"w{index}", index=index, slots=64) for index in range(2)],
+        decode_weight=0.2,
+        slowdown_weight=0.0,
+        interference_weight=0.0,
+        size_weight=0.0,
+        hold_decode_share=0.3,
+        backlog_s_max=0.05,
+    )
+    place.change("w0", decode_tokens_s=100.0)
+    for _ in range(round(times * CROWDED)):
+        place.prefill(place.give(place.spec(prompt_tokens=1), "w1"))
     place.give(place.spec(prompt_tokens=640), "w0")
     placement = place.place(place.spec(("own", 1), output_tokens_max=100))
     assert placement.held_for == held
