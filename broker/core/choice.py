@@ -38,12 +38,12 @@ from broker.core.roster import Pool, Roster, void_if_all
 from broker.core.scoring import (
     Need,
     Scored,
-    candidate,
     crowding,
     leave_cost,
     need_of,
     of_equals,
     score_of,
+    scored_each,
     set_apart,
     tie,
 )
@@ -316,12 +316,9 @@ class Chooser:
     def _scored_each(
         self, seats: Iterable[Seat], need: Need, hit_tokens: float, at_s: float
     ) -> list[Scored]:
-        policy, score = self._policy, self._score
-        scored: list[Scored] = []
-        for seat in seats:
-            one = candidate(seat, need, hit_tokens, at_s)
-            one.score = score(policy, need, one)
-            scored.append(one)
+        scored = scored_each(
+            self._policy, self._score, need, seats, hit_tokens=hit_tokens, at_s=at_s
+        )
         self.scored_count += len(scored)
         return scored
 
@@ -347,10 +344,7 @@ class Chooser:
         return Spread(holding.workers, holding.hit_tokens, uses, best - self._tie)
 
     def _scored(self, seat: Seat, need: Need, hit_tokens: float, at_s: float) -> Scored:
-        one = candidate(seat, need, hit_tokens, at_s)
-        one.score = self._score(self._policy, need, one)
-        self.scored_count += 1
-        return one
+        return self._scored_each((seat,), need, hit_tokens, at_s)[0]
 
     def _worth_waiting(self, scored: Sequence[Scored], free: Scored, sure: float) -> list[Scored]:
         wait_s_max, ttft_s = self._policy.hold_s_max, free.ttft_s

@@ -72,9 +72,13 @@ class DecodeRate:
 
     def step_s(self, kv_tokens: float) -> float:
         """Return the seconds of a step at so many KV tokens; 0 before any report."""
-        slope_s = self.slope_s
+        return self.step_and_slope_s(kv_tokens)[0]
+
+    def step_and_slope_s(self, kv_tokens: float) -> tuple[float, float]:
+        """Return the seconds of a step at so many KV tokens, and those of one token more."""
+        slope_s, mean_s = self.slope_s, self.step_mean_s
         # Never under half the mean: a line drawn far beyond what was seen says little.
-        return max(0.5 * self.step_mean_s, self.step_mean_s + slope_s * (kv_tokens - self.kv_mean))
+        return max(0.5 * mean_s, mean_s + slope_s * (kv_tokens - self.kv_mean)), slope_s
 
     def scaled(self, ratio: float) -> "DecodeRate":
         """Return the line of one that takes so many times as long."""

@@ -14,7 +14,7 @@ Which prefixes earn nothing follows from comparison: candidates whose scores dif
 counts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -99,25 +99,45 @@ def crowding(jobs: float) -> float:
 Score = Callable[[RoutingPolicy, Need, Scored], float]
 
 
-def candidate(seat: Seat, need: Need, hit_tokens: float, at_s: float) -> Scored:
-    """Predict a job's way at a worker that holds so many tokens of it."""
-    hit, uncached = 0, need.prompt_tokens
-    if hit_tokens and seat.slot_cache is not None:
+def scored_each(
+    policy: RoutingPolicy,
+    score: Score,
+    need: Need,
+    seats: Iterable[Seat],
+    *,
+    hit_tokens: float,
+    at_s: float,
+) -> list[Scored]:
+    """Predict a job's way at each of some workers that hold so many tokens of it, and score it.
+
+    All in one loop: this is most of what a decision does, and calls are much of what it costs.
+    """
+    job, uncached, output_tokens = need.job, need.prompt_tokens, need.output_tokens
+    hit, scored = 0, []
+    for seat in seats:
+        if hit_tokens:
+            hit = _believed_tokens(seat, need, hit_tokens)
+            uncached = need.prompt_tokens - hit
+        wait_s = seat.backlog_wait_s(at_s) if seat.backlog_s else 0.0
+        kv_tokens = uncached + output_tokens
+        fits = seat.has_room and seat.fits(job, kv_tokens, uncached)
+        if not fits:
+            wait_s += seat.room_wait_s(kv_tokens)
+        prefill_s = uncached / seat.prefill_tokens_s
+        one = Scored(seat, hit, prefill_s, wait_s, fits, at_s < seat.cold_until_s)
+        one.score = score(policy, need, one)
+        scored.append(one)
+    return scored
+
+
+def _believed_tokens(seat: Seat, need: Need, hit_tokens: float) -> int:
+    """Return how much of what a worker holds of a job is taken to be found there."""
+    if seat.slot_cache is not None:
         reusable = seat.slot_cache.reusable_blocks(need.job.blocks)
         if reusable is not None:
             hit_tokens = min(hit_tokens, reusable * tokens_per_block(need.job))
-    if hit_tokens:
-        # The engine computes the last token always, or it would have nothing to begin the answer
-        # from.
-        hit = min(int(hit_tokens * seat.trust), max(0, uncached - 1))
-        uncached -= hit
-    wait_s = seat.backlog_wait_s(at_s) if seat.backlog_s else 0.0
-    kv_tokens = uncached + need.output_tokens
-    fits = seat.has_room and seat.fits(need.job, kv_tokens, uncached)
-    if not fits:
-        wait_s += seat.room_wait_s(kv_tokens)
-    prefill_s = uncached / seat.prefill_tokens_s
-    return Scored(seat, hit, prefill_s, wait_s, fits, at_s < seat.cold_until_s)
+    # The engine computes the last token always, or it would have nothing to begin the answer from.
+    return min(int(hit_tokens * seat.trust), max(0, need.prompt_tokens - 1))
 
 
 def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:

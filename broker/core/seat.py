@@ -191,9 +191,8 @@ class Seat:
         self.prefill_tokens_s = prefill_tokens_s
         self.decode_tokens_s = worker.decode_tokens_s or policy.decode_tokens_s
         self.backlog_s = backlog_s = backlog_tokens / prefill_tokens_s
-        rate = worker.decode_rate
-        self.step_s = rate.step_s(kv_tokens) or 1.0 / self.decode_tokens_s
-        self.step_slope_s = rate.slope_s
+        step_s, self.step_slope_s = worker.decode_rate.step_and_slope_s(kv_tokens)
+        self.step_s = step_s or 1.0 / self.decode_tokens_s
         self.prefill_began_at_s = worker.prefill_began_at_s
         self.prefill_weight = 1 + policy.bias + policy.interference_weight * leases
         self.slowdown_weight = policy.slowdown_weight * leases
