@@ -37,6 +37,9 @@ COLD_EACH_MAX = 4
 HASHES = 1 << 32
 """Values of a job key's hash: no chance is needed."""
 
+SMALL_FLEET = 8
+"""Of so few workers each is looked at for each job."""
+
 STRETCH_EACH_MAX = 8
 """Workers of a job's stretch of the line that are looked at; the least loaded is a candidate."""
 
@@ -72,7 +75,7 @@ def holdings(
         return ()
     block_tokens = tokens_per_block(job)
     found: list[Holding] = []
-    bits = pool.bits
+    bits, few = pool.bits, SMALL_FLEET * SMALL_FLEET
     for level in levels:
         hit_tokens = level.depth_blocks * block_tokens
         if hit_tokens < prefix_tokens_min:
@@ -80,7 +83,7 @@ def holdings(
         workers = level.workers & bits
         if workers:
             count = workers.bit_count()
-            is_crowd = count > HOLDERS_EACH_MAX and count * count > len(pool.order)
+            is_crowd = count > HOLDERS_EACH_MAX and count * count > max(few, len(pool.order))
             seats = () if is_crowd else roster.of_bits(workers)
             found.append(Holding(workers, hit_tokens, level.depth_blocks, seats))
     return tuple(found)
@@ -91,7 +94,7 @@ def best_of(holding: Holding, need: Need, pool: Pool, excluded: Sequence[str]) -
     seats = holding.seats
     if not seats:
         return _best_of_crowd(holding, need, pool, excluded)
-    if len(seats) > HOLDERS_EACH_MAX:
+    if len(seats) > HOLDERS_EACH_MAX and len(pool.order) > SMALL_FLEET:
         return _best_listed(holding, need, excluded)
     if not excluded and not need.job.adapter:
         return seats  # All in the job's pool serve its model.
@@ -128,12 +131,15 @@ def _best_of_crowd(
 def cold(warm: int, need: Need, pool: Pool, pull: Pull, excluded: Sequence[str]) -> list[Seat]:
     """Return the least loaded few that are not of `warm`, with room and without.
 
-    And the least loaded of a few with room among which jobs of its size belong.
+    And the least loaded of a few with room among which jobs of its size belong; of a small fleet,
+    all.
     """
-    count = pool.free_count
-    near = pool.order[: min(count, COLD_EACH_MAX)] + pool.order[count : count + COLD_EACH_MAX]
-    if pull.seconds and len(pool.order) > 2 * COLD_EACH_MAX:
-        found = _of_size(warm, need.job, pool, pull)
+    if len(pool.order) <= SMALL_FLEET:
+        near = pool.order
+    else:
+        count = pool.free_count
+        near = pool.order[: min(count, COLD_EACH_MAX)] + pool.order[count : count + COLD_EACH_MAX]
+        found = _of_size(warm, need.job, pool, pull) if pull.seconds else None
         near += [found] if found is not None and found not in near else []
     if excluded or need.job.adapter:
         near = [entry for entry in near if may_serve(entry[3], need.job, excluded)]

@@ -205,7 +205,7 @@ class Chooser:
             return False
         one = self._scored(seat, known.need, _hit_tokens(known, seat), at_s)
         if known.pull.seconds:
-            set_apart(one, known.pull, pool.place(seat))
+            set_apart(one, known.need, known.pull, pool.place(seat))
         if known.spread is not None:
             known.spread.apply(one)
         if known.seat is None or (one.fits and known.is_held):
@@ -278,7 +278,7 @@ class Chooser:
             scored.append(self._scored(seat, need, _hit_tokens(known, seat), at_s))
         if known.pull.seconds:
             for one in scored:
-                set_apart(one, known.pull, pool.place(one.seat))
+                set_apart(one, known.need, known.pull, pool.place(one.seat))
         known.spread = self._hot(scored, known, at_s)
         if known.spread is not None:
             for one in scored:

@@ -152,15 +152,16 @@ def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
     return wait_s + decode_s + seat.prefill_weight * scored.prefill_s
 
 
-def set_apart(scored: Scored, pull: Pull, place: float) -> None:
-    """Let a job pay for a worker among jobs of other sizes, unless its prefix draws it there.
+def set_apart(scored: Scored, need: Need, pull: Pull, place: float) -> None:
+    """Let a job pay for a worker among jobs of other sizes, for the part that is not cached there.
 
     Like the other costs of decoding this one comes late and is a guess.
     """
-    if not scored.hit_tokens:
-        cost_s = pull.cost_s(place)
-        scored.score += cost_s
-        scored.decode_s += cost_s
+    cost_s = pull.cost_s(place)
+    if scored.hit_tokens:
+        cost_s *= 1.0 - scored.hit_tokens / need.prompt_tokens
+    scored.score += cost_s
+    scored.decode_s += cost_s
 
 
 def weighted(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
