@@ -15,6 +15,7 @@ from broker.core.claim import Claim
 from broker.core.confinement import QUICK_USE_S, Confinement
 from broker.core.decisions import Candidate, Explanation, HeldBy
 from broker.core.events import JobSpec
+from broker.core.expected_hits import expected_hit_tokens, learned_head_tokens
 from broker.core.heat import Heat
 from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
@@ -131,11 +132,16 @@ class CacheAwareRouter:
             policy=self._policy.policy,
             candidates=tuple(map(_candidate, scored)),
             previous_worker=previous,
-            predicted_hit_tokens=placement.hit_tokens,
+            predicted_hit_tokens=placement.hit_tokens or self._expected_hit_tokens(job, placement),
             predicted_ttft_s=own[0].ttft_s if own else placement.prefill_s,
             queue_s=max(0.0, at_s - job.enqueued_at_s),
             held_by=HeldBy.NOTHING,
         )
+
+    def _expected_hit_tokens(self, job: JobSpec, placement: Placement) -> int:
+        """Tell what the engine should find of a job that earned no credit for it."""
+        seat = None if placement.worker is None else self._roster.seat(placement.worker.id)
+        return 0 if seat is None else expected_hit_tokens(job, seat, self._know(job).levels)
 
     def _know(self, job: JobSpec) -> Known:
         """Return what is known of a job, its holders up to date."""
@@ -295,6 +301,11 @@ class CacheAwareRouter:
 
     def hit_seen(self, lease: Lease, worker: Worker, *, cached_tokens: int) -> None:
         """Move the worker's trust towards what its engine found of the predicted hit."""
+        if not lease.hit_tokens:
+            head_tokens = worker.head_tokens
+            worker.head_tokens = learned_head_tokens(
+                head_tokens, lease.job, cached_tokens=cached_tokens
+            )
         # What is held counts, not how far it is trusted: else little trust could never be won back.
         if lease.hit_tokens < max(1.0, self._policy.prefix_tokens_min * worker.trust):
             return

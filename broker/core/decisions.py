@@ -54,6 +54,7 @@ class Explanation:
     previous_worker: str
     """Of this prefix (or session); empty if none within the sticky time."""
     predicted_hit_tokens: int
+    """What its engine should find cached, be it too little to count in a score."""
     predicted_ttft_s: float
     queue_s: float
     held_by: HeldBy

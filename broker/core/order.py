@@ -353,7 +353,7 @@ class Order:
                 lease.attempt,
                 lease.number,
                 job.stream_sequence,
-                placement.hit_tokens,
+                why.predicted_hit_tokens,
                 job.enqueued_at_s,
                 waiting.failures,
                 mind.policy.leases.run_s_max,

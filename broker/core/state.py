@@ -132,6 +132,8 @@ class Worker:
     """Whole sequences that its engine caches, one a slot; 0: it caches blocks."""
     trust: float = 1.0
     """Moving average of actual ÷ predicted hits; multiplies its credit."""
+    head_tokens: float = 0.0
+    """Moving average of what its engine finds cached of prompts that share no whole block."""
 
     @property
     def slots_for_new(self) -> int:
