@@ -48,11 +48,18 @@ class Learned:
         )
 
     def prompt_tokens(self, model: str, *, prompt_blocks: int, told: int) -> int:
-        """Estimate a prompt's tokens: by what its model's prompts really made, else as `told`."""
+        """Estimate a prompt's tokens: by what its model's prompts really made, else as `told`.
+
+        Of a short one its producer knows the bytes better. But who connected before anything was
+        learned counts tokens by a guess for ever: what so many whole blocks can't be is not taken.
+        """
         bytes_per_token = self._bytes_per_token.get(model)
-        if bytes_per_token is None or prompt_blocks < BLOCKS_MIN:
+        if bytes_per_token is None or not prompt_blocks:
             return max(1, told)
-        return max(1, round((prompt_blocks + 0.5) * BLOCK_BYTES / bytes_per_token))
+        block_tokens = BLOCK_BYTES / bytes_per_token
+        if prompt_blocks < BLOCKS_MIN and 0 <= told - prompt_blocks * block_tokens <= block_tokens:
+            return max(1, told)
+        return max(1, round((prompt_blocks + 0.5) * block_tokens))
 
     def bytes_per_token_of(self, model: str) -> float | None:
         """Bytes that a token of a model's prompts takes; None while nothing was learned of it."""

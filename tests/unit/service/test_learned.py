@@ -57,7 +57,28 @@ def test_a_short_or_empty_prompt_teaches_nothing() -> None:
 def test_an_estimate_is_never_below_one_token() -> None:
     """Whoever told zero."""
     assert Learned().prompt_tokens(MODEL, prompt_blocks=0, told=0) == 1
-    assert taught().prompt_tokens(MODEL, prompt_blocks=1, told=0) == 1
+    assert taught().prompt_tokens(MODEL, prompt_blocks=0, told=0) == 1
+    assert taught(1e6).prompt_tokens(MODEL, prompt_blocks=1, told=0) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt_blocks", "told", "estimated"),
+    [
+        (0, 5000, 5000),  # Nobody knows its text.
+        (3, 191, 224),
+        (3, 192, 192),
+        (3, 256, 256),
+        (3, 257, 224),
+        (3, 900, 224),
+        (4, 300, 288),
+    ],
+)
+def test_of_a_short_prompt_what_is_told_is_taken_if_it_can_be(
+    prompt_blocks: int, told: int, estimated: int
+) -> None:
+    """Three blocks and less than a fourth, at 64 tokens each: 192 to 256 tokens."""
+    learned = taught()
+    assert learned.prompt_tokens(MODEL, prompt_blocks=prompt_blocks, told=told) == estimated
 
 
 def test_news_is_what_differs_enough_from_what_was_told() -> None:
