@@ -4,11 +4,12 @@ Eight `demo` engines. People come at half of the capacity for 90 s, with nothing
 10,000 standard jobs or with 50,000 lines of batch that came at once before: their waits, beside the
 time in which a slot frees. A lane at once and at 20 times its quota: another's waits. Two lanes
 that both wait, of short and of long jobs: the work each got. `tests/unit/sim/test_isolation.py` has
-the same in the small. About six minutes.
+the same in the small. About six minutes a seed.
 
-    python tests/bench/isolation.py
+    python tests/bench/isolation.py [--seeds 1 2 3]
 """
 
+import argparse
 import random
 import sys
 from pathlib import Path
@@ -45,75 +46,81 @@ def is_person(request: Request) -> bool:
     return request.band == 1 and request.at_s > BEGUN_S
 
 
-def backlogs() -> None:
+def backlogs(seed: int) -> None:
     """Print people's p99 wait behind each backlog, and what it may be."""
     rate = CAPACITY_JOBS_S / 2
-    people = jobs(random.Random(2), count=round(rate * SECONDS), per_s=rate)
+    people = jobs(random.Random(seed), count=round(rate * SECONDS), per_s=rate)
     calm = a_world(people, workers=WORKERS)
     under(calm)
     empty_s = p99(waits_s(calm, is_person))
-    print(f"nothing behind: p99 wait {1e3 * empty_s:.1f} ms")
+    print(f"seed {seed}, nothing behind: p99 wait {1e3 * empty_s:.1f} ms", flush=True)
     for name, band, count in (("standard jobs", 2, 10_000), ("lines of batch", 3, 50_000)):
-        behind = jobs(random.Random(3), count=count, band=band)
+        behind = jobs(random.Random(seed + 100), count=count, band=band)
         world = a_world([*people, *behind], workers=WORKERS)
         under(world)
         frees_s = residual_s(world, begin_s=BEGUN_S, end_s=people[-1][0])
         wait_s = p99(waits_s(world, is_person))
         may_be_s = RESIDUAL_RATIO_MAX * empty_s + frees_s
         print(
-            f"{count:,} {name} behind: p99 wait {1e3 * wait_s:.1f} ms, a slot frees in "
-            f"{1e3 * frees_s:.1f} ms: may be {1e3 * may_be_s:.1f} ms",
+            f"seed {seed}, {count:,} {name} behind: p99 wait {1e3 * wait_s:.1f} ms, a slot frees "
+            f"in {1e3 * frees_s:.1f} ms: may be {1e3 * may_be_s:.1f} ms",
             flush=True,
         )
 
 
-def a_greedy_lane() -> None:
+def a_greedy_lane(seed: int) -> None:
     """Print another lane's p99 wait, and first token's, while one sends 20 times its quota."""
     quota = 6
     share = CAPACITY_JOBS_S * quota / (WORKERS * DEMO.slots)
     rate = CAPACITY_JOBS_S / 2
-    for seed in (2, 3):
-        other = jobs(random.Random(seed), count=round(rate * 120), per_s=rate, lane="other")
-        for times in (1, 20):
-            count = round(share * times * 120)
-            greedy = jobs(random.Random(seed + 10), count=count, per_s=share * times, lane="greedy")
-            world = a_world([*other, *greedy], workers=WORKERS)
-            row = QuotaRow(lane="greedy", inflight_jobs_max=quota)
-            under(world, row, lanes=("greedy", "other"))
-            wait_s = p99(waits_s(world, lambda request: request.lane == "other"))
-            records = world.records
-            ttft_s = p99(
-                records.first_token_s[r.index] - records.arrived_s[r.index]
-                for r in world.requests
-                if r.lane == "other"
-            )
-            print(
-                f"seed {seed}, a lane at {times} x its quota: another's p99 wait "
-                f"{1e3 * wait_s:.2f} ms, first token {1e3 * ttft_s:.1f} ms",
-                flush=True,
-            )
-
-
-def short_against_long() -> None:
-    """Print how the work of two lanes that both wait is shared, and the bound."""
-    for seed in (1, 2, 3):
-        rng = random.Random(seed)
-        short = jobs(rng, count=6000, band=2, lane="short", prompt_tokens=100, output_tokens=20)
-        long = jobs(rng, count=700, band=2, lane="long", prompt_tokens=1500, output_tokens=400)
-        world = a_world([*short, *long], workers=WORKERS // 2)
-        router = under(world, lanes=("short", "long"))
-        work = work_while_both_wait(world, ("short", "long"))
-        (pool,) = router.scheduler.views.pools()
-        total = sum(work.values())
+    other = jobs(random.Random(seed), count=round(rate * 120), per_s=rate, lane="other")
+    for times in (1, 20):
+        count = round(share * times * 120)
+        greedy = jobs(random.Random(seed + 10), count=count, per_s=share * times, lane="greedy")
+        world = a_world([*other, *greedy], workers=WORKERS)
+        row = QuotaRow(lane="greedy", inflight_jobs_max=quota)
+        under(world, row, lanes=("greedy", "other"))
+        wait_s = p99(waits_s(world, lambda request: request.lane == "other"))
+        records = world.records
+        ttft_s = p99(
+            records.first_token_s[r.index] - records.arrived_s[r.index]
+            for r in world.requests
+            if r.lane == "other"
+        )
         print(
-            f"seed {seed}, short against long: {work['short'] / total:.1%} to "
-            f"{work['long'] / total:.1%}, {abs(work['short'] - work['long']):,} weighted tokens "
-            f"apart; may be {pool.fairness_bound:,.0f}",
+            f"seed {seed}, a lane at {times} x its quota: another's p99 wait "
+            f"{1e3 * wait_s:.2f} ms, first token {1e3 * ttft_s:.1f} ms",
             flush=True,
         )
 
 
+def short_against_long(seed: int) -> None:
+    """Print how the work of two lanes that both wait is shared, and the bound."""
+    rng = random.Random(seed)
+    short = jobs(rng, count=6000, band=2, lane="short", prompt_tokens=100, output_tokens=20)
+    long = jobs(rng, count=700, band=2, lane="long", prompt_tokens=1500, output_tokens=400)
+    world = a_world([*short, *long], workers=WORKERS // 2)
+    router = under(world, lanes=("short", "long"))
+    work = work_while_both_wait(world, ("short", "long"))
+    (pool,) = router.scheduler.views.pools()
+    total = sum(work.values())
+    print(
+        f"seed {seed}, short against long: {work['short'] / total:.1%} to "
+        f"{work['long'] / total:.1%}, {abs(work['short'] - work['long']):,} weighted tokens "
+        f"apart; may be {pool.fairness_bound:,.0f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description="Measure what lanes cost each other.")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
+    for seed in parser.parse_args().seeds:
+        a_greedy_lane(seed)
+        short_against_long(seed)
+        backlogs(seed)
+
+
 if __name__ == "__main__":
-    backlogs()
-    a_greedy_lane()
-    short_against_long()
+    main()
