@@ -50,6 +50,8 @@ class Behaviour(StrEnum):
     FAILS = "fails"
     FAILS_AT_LENGTH = "fails_at_length"
     """500 with a page of a megabyte."""
+    TEXT_ONLY = "text_only"
+    """500 for a chat with an image, as llama.cpp says that its model sees none."""
     UNAVAILABLE = "unavailable"
     REDIRECTS = "redirects"
     HUGE = "huge"
@@ -134,6 +136,8 @@ class BadEngine:
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.seen.append(Seen(request.path, headers, body))
         behaviour = Behaviour(body.get("behaviour", self.behaviour))
+        if behaviour is Behaviour.TEXT_ONLY:
+            behaviour = Behaviour.FAILS if _has_image(body) else Behaviour.FINE
         self.running += 1
         await self._tell()
         try:
@@ -244,6 +248,12 @@ async def a_bad_engine(
         yield engine
     finally:
         await runner.cleanup()
+
+
+def _has_image(body: dict[str, Any]) -> bool:
+    contents = [message["content"] for message in body.get("messages", ())]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(part["type"] == "image_url" for part in parts)
 
 
 def _json(value: object, status: int = 200) -> web.Response:
