@@ -36,7 +36,7 @@ from producers.lane_control import CancelProgress, LaneControl
 from producers.looking import JobLook, Looks, Place
 from producers.request import ReadBody, Wish, WishFields, build_job
 from producers.ticket import Heard, Ticket
-from producers.watchdog import Watchdog, WatchdogCounts
+from producers.watchdog import FindCopy, Watchdog, WatchdogCounts, no_copy
 
 TRANSIENT = frozenset(
     (
@@ -69,9 +69,18 @@ class Client:
     """Submits jobs to one lane: `async with Client(bus, lane=...)` or `Client.connect(...)`."""
 
     def __init__(
-        self, bus: Bus, *, lane: str, client_id: str = "", config: ClientConfig | None = None
+        self,
+        bus: Bus,
+        *,
+        lane: str,
+        client_id: str = "",
+        config: ClientConfig | None = None,
+        find_copy: FindCopy = no_copy,
     ) -> None:
-        """`client_id` names where answers go; the same again hears of jobs of its past life."""
+        """`client_id` names where answers go; the same again hears of jobs of its past life.
+
+        `find_copy` reads the copies of records that aged out; it raises BusError.
+        """
         self.lane = require_token(lane, what="lane")
         self.client_id = require_token(client_id or new_job_id(), what="client id")
         self.config = config or ClientConfig()
@@ -79,7 +88,7 @@ class Client:
         self._bus = bus
         self._tickets: dict[str, Ticket] = {}
         self._door = Door(bus, lane, self.config)
-        self._watchdog = Watchdog(bus, self._door, self._tickets, self.config, self)
+        self._watchdog = Watchdog(bus, self._door, self._tickets, self.config, self, find_copy)
         self._control = LaneControl(bus, lane, self.config)
         self._looks = Looks(
             bus,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from broker.bus.base import Bus, NoStream, NotFound, StoredMessage
 from broker.bus.usage import counted_sequence
 from broker.wire import subjects
-from broker.wire.ids import BANDS
+from broker.wire.ids import BANDS, parse_line_job_id
 from producers.looking import names
 
 RECORDS_AT_ONCE_MAX = 100_000
@@ -53,11 +53,16 @@ class Eraser:
         self._lane = lane
 
     async def erase_job(self, job_id: str) -> Erased:
-        """Delete the result and the dead letter of a job. Raises BusError."""
+        """Delete the result of a job, its copy, and its dead letter. Raises BusError."""
         results = self._one(
             subjects.results_stream(self._lane), subjects.result(self._lane, job_id)
         )
         erased = await self._erase_results([one async for one in results])
+        if line := parse_line_job_id(job_id):
+            stream = subjects.files_stream(self._lane)
+            copies = self._one(stream, subjects.line_copy(self._lane, *line))
+            gone = await self._delete(stream, [one.sequence async for one in copies])
+            erased = replace(erased, results=max(erased.results, gone))
         letters = subjects.dead_letters_stream(self._lane)
         subject = subjects.dead_letter(self._lane, job_id)
         return replace(erased, dead_letters=await self._erase_letters(letters, subject, None))

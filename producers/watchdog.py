@@ -8,14 +8,14 @@ be submitted anew. (Looking in RESULTS first proves nothing: the job may end bet
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from broker.bus.base import Bus, BusError, NoStream, NotFound, StreamFull
+from broker.bus.base import Bus, BusError, NoStream, NotFound, StoredMessage, StreamFull
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode
 from broker.wire.json_form import begins_json
@@ -49,6 +49,15 @@ class Keeper(Protocol):
         ...
 
 
+FindCopy = Callable[[str], Awaitable[StoredMessage | None]]
+"""Reads the copy of a job's record where RESULTS has it no more; None without one."""
+
+
+async def no_copy(_job_id: str) -> StoredMessage | None:
+    """Find none: most records have no copy."""
+    return None
+
+
 class _JobName(msgspec.Struct):
     """The one field of a stored job that a look compares; in msgpack, the form of our own."""
 
@@ -65,6 +74,7 @@ class Watchdog:
         tickets: Mapping[str, Ticket],
         config: ClientConfig,
         keeper: Keeper,
+        find_copy: FindCopy,
     ) -> None:
         self.counts = WatchdogCounts()
         self._bus = bus
@@ -72,6 +82,7 @@ class Watchdog:
         self._tickets = tickets
         self._config = config
         self._keeper = keeper
+        self._find_copy = find_copy
         self._urgent = asyncio.Event()
         self._slots = asyncio.Semaphore(config.lookups_max)
 
@@ -119,7 +130,9 @@ class Watchdog:
                 subjects.results_stream(lane), subject, timeout_s=self._config.lookup_s
             )
         except NotFound:
-            return None
+            stored = await self._find_copy(job_id)
+            if stored is None:
+                return None
         try:
             return decode(stored.data, TerminalRecord)
         except MalformedMessage as error:

@@ -1,6 +1,7 @@
 """The Batch API's batches in one process: a lane with files, a responder, and runners."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -121,7 +122,7 @@ class Place:
     async def put(self, content: Iterable[bytes] | bytes) -> FileInfo:
         """Store an input of these lines, or bytes."""
         data = content if isinstance(content, bytes) else b"".join(c + b"\n" for c in content)
-        info = FileInfo(id=new_file_id(), lane=LANE, filename="in.jsonl")
+        info = FileInfo(id=new_file_id(), lane=LANE, filename="in.jsonl", created_at_s=time.time())
         return await self.files.put(info, pieces(data), bytes_max=10**9)
 
     async def create(self, content: Iterable[bytes] | bytes, **fields: Any) -> Batch:

@@ -3,7 +3,7 @@
 Two work-queue streams a lane, so that batch can't fill the door for people, and a lane's bound,
 purge and isolation are the server's own. One consumer for each queue (band, model), so that a stuck
 model or a huge batch blocks nobody else. Terminal records, dead letters and the files of batches
-have a stream each.
+have a stream each; copies of lines' records stand with the files, which outlive every window.
 
 Ceilings on messages are the server's last line, above the core's own bounds: a running job stays in
 its stream until acknowledged, so a ceiling must hold the largest queue and all that is in flight. A
@@ -41,7 +41,8 @@ class Bounds:
     batch_bytes_max: int = 4 * GIB
     results_bytes_max: int = 4 * GIB
     results_age_s_max: float = 3 * DAY_S
-    """How long a terminal record is kept: the longest batch window (24 h), and time to fetch it."""
+    """How long a terminal record is kept: the usual batch window (24 h), and time to fetch it. Of a
+    line whose window is longer a copy is kept."""
     dead_letters_bytes_max: int = GIB // 4
     dead_letters_age_s_max: float = 30 * DAY_S
     files_bytes_max: int = 4 * GIB
@@ -203,7 +204,7 @@ def _dead_letters(lane: str, bounds: Bounds) -> StreamSpec:
 def _files(lane: str, bounds: Bounds) -> StreamSpec:
     return StreamSpec(
         name=subjects.files_stream(lane),
-        subjects=(subjects.file_chunks(lane, "*"),),
+        subjects=(subjects.file_chunks(lane, "*"), subjects.line_copy(lane, "*", "*")),
         max_bytes=bounds.files_bytes_max,
         max_age_s=bounds.files_age_s_max,
         discard_new=True,

@@ -9,6 +9,9 @@ be behind them and never ahead.
 Records must not leave RESULTS uncounted. They age out after days, and who deletes them looks at the
 mark first (`bus.usage`); rejections that run out in seconds count nowhere. What is missing all the
 same is an alarm: watchdog `accounts`, `inferlane_usage_records_gone_total`.
+
+Here alone each record passes by once, before anybody may take it away: so the records of batch
+lines that are needed for longer than RESULTS keeps them are copied on the way (`line_copies`).
 """
 
 import asyncio
@@ -21,8 +24,9 @@ from typing import NamedTuple, Protocol
 import structlog
 from msgspec.structs import replace
 
-from broker.bus.base import Bus, BusError, NotFound, WrongSequence
+from broker.bus.base import Bus, BusError, NotFound, StoredMessage, WrongSequence
 from broker.bus.usage import usage_mark
+from broker.service.line_copies import LineCopies, is_of_line
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, encode
 from broker.wire.messages import Kind
@@ -52,6 +56,9 @@ MARK_S = 3600.0
 
 RECORDS_AT_ONCE_MAX = 500
 """Records between two writes of a day's sums: adding them up takes half a millisecond."""
+
+LINE_BYTES_MAX = 4_000_000
+"""Of records of batch lines, held to be copied before they are counted; one more at the most."""
 
 YIELD_RECORDS = 16
 """Records decoded without giving way: about a tenth of a millisecond of work."""
@@ -122,6 +129,7 @@ class Accounting:
         self._hears = hears
         self._now = now
         self._cpu_s = cpu_s
+        self._copies = LineCopies(bus, now=now)
         self._looked = (now(), cpu_s())
         self._put_off_since_s: float | None = None
         self._lanes: dict[str, _Lane] = {}
@@ -203,20 +211,40 @@ class Accounting:
             await self._rewound(known, last)
             return
         known.rewound_passes = 0
-        found: list[_Found] = []
         if last > known.mark.sequence:
-            async for stored in self._bus.messages(stream, first_sequence=known.mark.sequence + 1):
-                found.append(_Found(stored.sequence, stored.at_s, _record(stored.data)))
-                if len(found) >= RECORDS_AT_ONCE_MAX:
-                    await self._add(known, found)
-                    found = []
-                if stored.sequence % YIELD_RECORDS == 0:
-                    await asyncio.sleep(0)
-        if found:
-            await self._add(known, found)
+            await self._walk(known, stream)
         self._caught_up.add(lane)
         if self._now() - known.mark.at_s > MARK_S:
             await self._move(known, replace(known.mark, at_s=self._now()))
+
+    async def _walk(self, known: _Lane, stream: str) -> None:
+        """Read what stands beyond the mark: copy of it what must be, count it, move the mark."""
+        found: list[_Found] = []
+        lines: list[StoredMessage] = []
+        line_bytes = 0
+        async for stored in self._bus.messages(stream, first_sequence=known.mark.sequence + 1):
+            found.append(_Found(stored.sequence, stored.at_s, _record(stored.data)))
+            if found[-1].record.counts and is_of_line(stored):
+                lines.append(stored)
+                line_bytes += len(stored.data)
+            if len(found) >= RECORDS_AT_ONCE_MAX or line_bytes > LINE_BYTES_MAX:
+                await self._copy(known.mark.lane, lines)
+                await self._add(known, found)
+                found, lines, line_bytes = [], [], 0
+            if stored.sequence % YIELD_RECORDS == 0:
+                await asyncio.sleep(0)
+        if found:
+            await self._copy(known.mark.lane, lines)
+            await self._add(known, found)
+
+    async def _copy(self, lane: str, lines: Sequence[StoredMessage]) -> None:
+        """Copy records of batch lines, before anybody may take them away. Raises BusError."""
+        left = await self._copies.copy(lane, lines, age_s=self._ages_s[lane])
+        if left:
+            self._untold = (
+                f"{left:,} results of batch lines of {lane} could not be copied: they are lost if"
+                " no gateway runs their batches before they age out; are the lane's files full?"
+            )
 
     async def _load(self, lane: str) -> _Lane:
         mark = await usage_mark(self._bus, lane)

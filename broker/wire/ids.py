@@ -23,6 +23,7 @@ BATCH_BAND = 3
 _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{1,{TOKEN_CHARS_MAX}}}")
 _ESCAPED = re.compile(r"_([0-9A-F]{2})")
 _PLAIN = re.compile(r"[A-Za-z0-9-]")
+_LINE_JOB = re.compile(r"(batch_[A-Za-z0-9]+)-([0-9]+)")
 
 
 class MalformedName(ValueError):
@@ -85,3 +86,14 @@ def split_job_key(key: str) -> tuple[str, str]:
     """Return (lane, job id) of a job key."""
     lane, _, job_id = key.partition(".")
     return lane, job_id
+
+
+def line_job_id(batch_id: str, number: int) -> str:
+    """Name the job of a line of a batch that the cluster runs: the same for every runner."""
+    return f"{batch_id}-{number}"
+
+
+def parse_line_job_id(job_id: str) -> tuple[str, int] | None:
+    """Undo `line_job_id`: (batch id, number of the line); None for any other job."""
+    found = _LINE_JOB.fullmatch(job_id)
+    return (found[1], int(found[2])) if found else None

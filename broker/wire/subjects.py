@@ -26,11 +26,14 @@ FILES_BUCKET = "FILES"
 BATCHES_BUCKET = "BATCHES"
 USAGE_BUCKET = "USAGE"
 
-_OURS = frozenset(("jobs", "results", "dlq", "files", "work", "wrk", "out", "q", "ctl", "gateways"))
+_OURS = frozenset(
+    ("jobs", "results", "dlq", "files", "kept", "work", "wrk", "out", "q", "ctl", "gateways")
+)
 """How our own subjects begin."""
 
 _JOB_SUBJECT_TOKENS = 4
 _USAGE_DAY_TOKENS = 3
+_LINE_COPY_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,17 @@ def files_stream(lane: str) -> str:
 def file_chunks(lane: str, file_id: str) -> str:
     """Subject of a file's chunks, in order; `*` as the id stands for all files of the lane."""
     return f"files.{lane}.{file_id}"
+
+
+def line_copy(lane: str, batch_id: str, number: int | str) -> str:
+    """Subject of the copy of a line's record, in the stream of the lane's files; `*` for all."""
+    return f"kept.{lane}.{batch_id}.{number}"
+
+
+def batch_of_copy(subject: str) -> str:
+    """Id of the batch whose line's copy stands on a subject of `line_copy`; empty on any other."""
+    parts = subject.split(".")
+    return parts[2] if len(parts) == _LINE_COPY_TOKENS and parts[0] == "kept" else ""
 
 
 def file_key(lane: str, file_id: str) -> str:

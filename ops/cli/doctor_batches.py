@@ -9,13 +9,9 @@ from ops.cli.output import duration, size
 from producers.batches.census import is_late, is_untaken
 from producers.batches.hold import is_free
 from producers.batches.records import Batch
-from producers.batches.shelf import longest_window_s
 
 SCARCE_RATIO, FULL_RATIO = 0.85, 0.97
 """Of a lane's files: a full lane takes no upload, and its running batches can't store results."""
-
-USUAL_WINDOW_S = 86_400.0
-"""The one window of the hosted API, which most clients ask for."""
 
 
 def batches(facts: Facts) -> Iterator[Finding]:
@@ -80,24 +76,6 @@ def files(facts: Facts) -> Iterator[Finding]:
             yield fail("files", f"{found}: batches of lane {lane} wait for room", to_do)
     if named and not scarce:
         yield ok("files", "there is room for more in each lane")
-
-
-def windows(facts: Facts) -> Iterator[Finding]:
-    """Judge whether each lane keeps results for as long as a usual batch may take."""
-    for name, stream in sorted(facts.streams.items()):
-        lane = name.removeprefix(subjects.results_stream(""))
-        age_s = int(stream.config.get("max_age", 0)) / 1e9
-        if lane == name or subjects.files_stream(lane) not in facts.streams or not age_s:
-            continue
-        longest_s = longest_window_s(age_s)
-        if longest_s >= USUAL_WINDOW_S:
-            continue
-        found = (
-            f"lane {lane} keeps results for {duration(age_s)}: batches may take "
-            f"{duration(longest_s)}, and the usual 24h are refused"
-        )
-        to_do = "raise results_age_s_max of the lane to 129600 ([streams], [[retention]])"
-        yield warn("batches", found, to_do)
 
 
 def _named(batch: Batch) -> str:

@@ -9,7 +9,7 @@ from broker.wire import subjects
 from broker.wire.codec import MESSAGE_BYTES_MAX
 from broker.wire.prefix import BLOCK_BYTES
 from broker.wire.prompt import BYTES_PER_TOKEN
-from ops.cli.doctor_batches import batches, files, windows
+from ops.cli.doctor_batches import batches, files
 from ops.cli.doctor_facts import Facts, wanted_streams
 from ops.cli.doctor_findings import Finding, fail, ok, warn
 from ops.cli.output import duration, size
@@ -79,7 +79,6 @@ def judge(facts: Facts, *, line_bytes: int) -> Iterator[Finding]:
     yield from _results(facts)
     yield from files(facts)
     yield from batches(facts)
-    yield from windows(facts)
     yield from _broker(facts)
     yield from _watchdogs(facts)
     yield from _workers(facts)

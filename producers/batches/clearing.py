@@ -22,6 +22,7 @@ from broker.bus.usage import counted_sequence
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage
 from broker.wire.ids import BATCH_BAND
+from producers.batches.copies import Copies
 
 WAITING_MAX = 1_000_000
 """Records that wait to leave; then results are stored no faster than records go. 16 MB."""
@@ -52,9 +53,18 @@ class Clearing:
     """The records of one batch that may go."""
 
     def __init__(
-        self, bus: Bus, lane: str, job_id: Callable[[int], str], *, after_s: float
+        self,
+        bus: Bus,
+        lane: str,
+        job_id: Callable[[int], str],
+        *,
+        after_s: float,
+        copies: Copies,
     ) -> None:
-        """`job_id`: of a line, by its number; `after_s`: a record is left alone so long first."""
+        """`job_id`: of a line, by its number; `after_s`: a record is left alone so long first.
+
+        `copies`: those of the batch, which go with their records.
+        """
         self.cleared_output = 0
         self.cleared_errors = 0
         """Chunks up to which all records have gone."""
@@ -63,6 +73,7 @@ class Clearing:
         self._lane = lane
         self._job_id = job_id
         self._after_s = after_s
+        self._copies = copies
         self._chunks: deque[_Chunk] = deque()
         """In order; the first one may have been begun."""
         self._again: deque[tuple[float, _Chunk, int]] = deque()
@@ -166,6 +177,7 @@ class Clearing:
         removed = await self._bus.purge(
             subjects.results_stream(self._lane), subjects.result(self._lane, self._job_id(number))
         )
+        await self._copies.remove(number)
         self.removed += removed
         return True
 

@@ -1,6 +1,7 @@
 """Deletes a lane's files of batches, and the records of batches that have ended.
 
-A batch that has not ended keeps its files: its runner reads one and writes two.
+A batch that has not ended keeps its files: its runner reads one and writes two. It keeps the copies
+of its lines' records, too, which stand with them.
 """
 
 import asyncio
@@ -43,6 +44,8 @@ async def erase_files(bus: Bus, lane: str, *, before_s: float) -> ErasedFiles:
     free = [info for info in infos if info.id not in held]
     for info in free:
         await _erase(bus, files, info)
+    open_ids = frozenset(one.id for one in batches if not one.has_ended)
+    await _erase_copies(bus, lane, before_s=before_s, but=open_ids)
     gone = [one.id for one in batches if one.has_ended and one.created_at_s < before_s]
     for batch_id in gone:
         await bus.kv_delete(subjects.BATCHES_BUCKET, subjects.batch_key(lane, batch_id))
@@ -60,6 +63,16 @@ async def _erase(bus: Bus, files: Files, info: FileInfo) -> None:
             sequences = []
     await _overwrite(bus, stream, sequences)
     await files.delete(info.id)
+
+
+async def _erase_copies(bus: Bus, lane: str, *, before_s: float, but: frozenset[str]) -> None:
+    """Overwrite copies of lines' records, but for those of the batches `but`."""
+    stream = subjects.files_stream(lane)
+    async for copy in bus.messages(stream, subject=subjects.line_copy(lane, "*", "*")):
+        if copy.at_s >= before_s:
+            return
+        if subjects.batch_of_copy(copy.subject) not in but:
+            await _overwrite(bus, stream, [copy.sequence])
 
 
 async def _overwrite(bus: Bus, stream: str, sequences: Iterable[int]) -> None:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from msgspec import field
 
 from broker.wire.fields import Count, LongText, Seconds, ShortText, Token
+from broker.wire.ids import line_job_id
 from broker.wire.messages import Record, Usage
 
 
@@ -129,7 +130,7 @@ class Batch(Record, frozen=True, kw_only=True):
 
     def job_id(self, number: int) -> str:
         """Id of a line's job, the same for every runner: what ran already is found by it."""
-        return f"{self.id}-{number}"
+        return line_job_id(self.id, number)
 
     @property
     def output_id(self) -> str:

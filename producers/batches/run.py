@@ -29,6 +29,7 @@ from producers.batch.state import Identity, State
 from producers.batches import life
 from producers.batches.clearing import Clearing
 from producers.batches.config import BatchesConfig
+from producers.batches.copies import Copies
 from producers.batches.errors import BatchesError
 from producers.batches.flight import Flight
 from producers.batches.forecast import Pace, aged, forecast
@@ -79,8 +80,13 @@ class Run:
         self._client = client
         self._config = config
         self._results = ResultFiles(files, hold.batch)
+        self._copies = Copies(bus, hold.batch)
         self._clearing = Clearing(
-            bus, hold.batch.lane, hold.batch.job_id, after_s=config.clear_after_s
+            bus,
+            hold.batch.lane,
+            hold.batch.job_id,
+            after_s=config.clear_after_s,
+            copies=self._copies,
         )
         self._writer = Writer(self._results, self._clearing, config, count)
         self._traces: dict[int, Trace] = {}
@@ -118,6 +124,7 @@ class Run:
                 async with asyncio.timeout(self._config.clear_s_max):
                     await self._clearing.drained()
             clearing.cancel()
+            await self._copies.remove_all()
 
     async def _bring_to_end(self, tasks: asyncio.TaskGroup) -> None:
         flight = self._flight = Flight(
@@ -168,6 +175,7 @@ class Run:
     async def _take_over(self) -> None:
         """End whoever ran the batch before, and learn how far he was."""
         place = self.batch.place
+        await self._copies.look()
         if not self._hold.is_first:
             self._read_to_before = place.read_to
             self._traces = await find_traces(self._bus, self.batch)
@@ -392,3 +400,4 @@ async def end_without_lane(hold: Hold, files: Files) -> None:
     await hold.change(
         lambda batch: life.lose(results.counted(batch), life.LANE_GONE, at_s=time.time())
     )
+    await Copies(files.bus, hold.batch).remove_all()

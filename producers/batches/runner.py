@@ -24,6 +24,7 @@ from broker.wire.ids import new_job_id
 from producers.batch.plan import OUTAGE_S
 from producers.batches.census import LaneCensus, take_census
 from producers.batches.config import BatchesConfig
+from producers.batches.copies import Copies, sweep_copies
 from producers.batches.errors import BatchesError, LeaseLost
 from producers.batches.hold import Hold, is_free, take
 from producers.batches.records import Batch, Status
@@ -218,7 +219,11 @@ class BatchRunner:
                 log.warning("batches.lane_gone")
                 return
             async with Client(
-                self._bus, lane=hold.batch.lane, client_id=batch_id, config=self._client
+                self._bus,
+                lane=hold.batch.lane,
+                client_id=batch_id,
+                config=self._client,
+                find_copy=Copies(self._bus, hold.batch).find,
             ) as client:
                 count = partial(self._count, hold.batch.lane)
                 run = Run(hold, self._bus, files, client, self._config, count)
@@ -284,7 +289,7 @@ class BatchRunner:
         self._failed[batch_id] = _Failed(pause_s, time.monotonic() + pause_s)
 
     async def _sweep_all(self) -> None:
-        """Clear away files that are expired, and what half-arrived ones left."""
+        """Clear away files that are expired, what half-arrived ones left, and copies of lines."""
         while True:
             await asyncio.sleep(self._config.sweep_s * random.uniform(0.5, 1.0))
             try:
@@ -295,6 +300,7 @@ class BatchRunner:
                     with suppress(NotFound, NoStream):  # A lane without batch has no files.
                         files = Files(self._bus, lane)
                         self.counts.swept += await files.sweep(now_s=time.time(), keep=keep)
+                        await sweep_copies(self._bus, Shelf(self._bus, lane, files))
             except BusError as error:
                 _log.warning("batches.not_swept", error=str(error))
             except Exception:  # noqa: BLE001 - the edge of the loop: it lives on

@@ -4,6 +4,7 @@ Every change is a compare-and-set on the one record, so whoever runs a batch and
 never overwrite each other.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,6 +18,7 @@ from broker.bus.base import Bus, NotFound, WrongSequence
 from broker.bus.files import Files
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode, encode
+from broker.wire.files import FileInfo
 from broker.wire.ids import is_token
 from producers.batches import life
 from producers.batches.errors import BadBatch, FileInUse, NoSuchBatch, NoSuchFile
@@ -29,11 +31,6 @@ INPUT_PURPOSE = "batch"
 
 WINDOW_S_MAX = 30 * 86_400.0
 """Longest window: half of what files may stand, so that results can still be fetched."""
-
-RESULTS_GRACE_S, RESULTS_GRACE_RATIO = 86_400.0, 1 / 3
-"""What a lane must keep results for beyond a batch's window: a day, or a third of the time where it
-keeps them for less than three. So long every gateway may be down, and no line that was paid for has
-aged out of RESULTS before it stands in the output."""
 
 FILE_LIFE_S = 30 * 86_400.0
 """Life of a file for which nobody said another, and the longest: as the hosted API has it."""
@@ -168,7 +165,7 @@ class Shelf:
         if info.purpose != INPUT_PURPOSE or info.growing:
             message = f"file {info.id} is no input of a batch: its purpose is {info.purpose!r}"
             raise BadBatch(message, param="input_file_id")
-        await self._check_window(wanted.completion_window, window_s)
+        await self._check_window(wanted.completion_window, window_s, info, now_s)
         return Batch(
             id=new_batch_id(),
             lane=self.lane,
@@ -183,16 +180,19 @@ class Shelf:
             results_life_s=wanted.results_life_s,
         )
 
-    async def _check_window(self, given: str, window_s: float) -> None:
-        """See that no result ages out within a window. Raises BadBatch, BusError."""
-        age_s = (await self._bus.stream_state(subjects.results_stream(self.lane))).age_s_max
-        if not age_s or window_s <= longest_window_s(age_s):
+    async def _check_window(
+        self, given: str, window_s: float, info: FileInfo, now_s: float
+    ) -> None:
+        """See that a window ends before the server drops its input. Raises BadBatch, BusError."""
+        age_s = (await self._bus.stream_state(subjects.files_stream(self.lane))).age_s_max
+        left_s = info.created_at_s + age_s - now_s
+        if not age_s or window_s <= left_s:
             return
-        needed_s = min(window_s + RESULTS_GRACE_S, window_s / (1 - RESULTS_GRACE_RATIO))
+        needed_s = math.ceil(window_s + now_s - info.created_at_s)
         message = (
-            f"completion_window {given[:40]!r} is too long for lane {self.lane!r}, which keeps "
-            f"results for {duration(age_s)}: it may be up to {duration(longest_window_s(age_s))}. "
-            f"For more, raise results_age_s_max ([streams], [[retention]]) to {needed_s:.0f}"
+            f"completion_window {given[:40]!r} is too long: the files of lane {self.lane!r} stand "
+            f"for {duration(age_s)}, and {info.id} would be gone in {duration(max(0.0, left_s))}. "
+            f"Upload it anew, or raise streams.files_age_s_max to {needed_s}"
         )
         raise BadBatch(message, param="completion_window")
 
@@ -226,12 +226,6 @@ async def all_batches(bus: Bus, lane: str = "*") -> list[Batch]:
         with suppress(MalformedMessage):
             found[entry.key] = decode(entry.value, Batch)
     return sorted(found.values(), key=lambda one: (one.created_at_s, one.id), reverse=True)
-
-
-def longest_window_s(results_age_s: float) -> float:
-    """Longest window of a lane that keeps results for so long (above 0)."""
-    grace_s = min(RESULTS_GRACE_S, RESULTS_GRACE_RATIO * results_age_s)
-    return min(WINDOW_S_MAX, results_age_s - grace_s)
 
 
 def files_of(batch: Batch) -> frozenset[str]:

@@ -35,6 +35,7 @@ write_s = 0.1
 progress_s = 0.1
 grace_s = 2.0
 clear_after_s = 0.1
+lines_inflight_max = 1000
 [gateway.keys.tester]
 lane = "acme"
 key = "sk-of-the-tests"
@@ -44,9 +45,9 @@ key = "sk-of-the-tests"
 class Gateway:
     """A gateway process that runs batches."""
 
-    def __init__(self, server: NatsServer, folder: Path) -> None:
+    def __init__(self, server: NatsServer, folder: Path, *, config: str = CONFIG) -> None:
         path = folder / "inferlane.toml"
-        path.write_text(CONFIG.format(url=server.url))
+        path.write_text(config.format(url=server.url))
         command = [*INFERLANE, "gateway", "--config", str(path)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self.process.stdout is not None

@@ -75,6 +75,18 @@ async def test_a_jobs_result_and_letter_are_deleted_and_no_other() -> None:
     assert total(await accounts(lane.bus)) == 3
 
 
+async def test_a_lines_copy_is_deleted_with_its_result() -> None:
+    """Also where the result itself ran out before."""
+    lane = await a_world()
+    line = "batch_1-7"
+    for ends in (True, False):
+        if ends:
+            await lane.ended(line)
+        await lane.bus.append(subjects.line_copy(LANE, "batch_1", 7), b"record")
+        assert await lane.eraser.erase_job(line) == Erased(results=1)
+        assert not await lane.bus.subject_counts(subjects.files_stream(LANE))
+
+
 async def test_a_result_stays_until_it_is_counted() -> None:
     """Or the accounts would lack it for good."""
     lane = await a_world()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ops.cli.doctor_batches import FULL_RATIO, SCARCE_RATIO, batches, files, windows
+from ops.cli.doctor_batches import FULL_RATIO, SCARCE_RATIO, batches, files
 from ops.cli.doctor_facts import Facts, StreamFact
 from ops.cli.doctor_findings import Level
 from producers.batches.census import LATE_S, UNTAKEN_S
@@ -82,24 +82,3 @@ def test_room_for_files(share: float, level: Level, told: str) -> None:
     (found,) = files(facts)
     assert found.level is level
     assert told in found.found
-
-
-@pytest.mark.parametrize(
-    ("age_s", "told"),
-    [
-        (129_600.0, []),
-        (129_599.0, ["lane acme keeps results for 35 h 59 min: batches may take 23 h 59 min, "]),
-        (3600.0, ["lane acme keeps results for 1 h: batches may take 40 min, and the usual"]),
-    ],
-)
-def test_a_lane_that_keeps_results_too_short_for_batches(age_s: float, told: list[str]) -> None:
-    """A window of 24 h needs a day and a half."""
-    facts = a_cluster()
-    stream = facts.streams["RESULTS_acme"]
-    config = {**stream.config, "max_age": int(age_s * 1e9)}
-    facts.streams["RESULTS_acme"] = StreamFact(config, 0, 0)
-    found = [one.found for one in windows(facts)]
-    assert len(found) == len(told)
-    assert all(one.startswith(start) for one, start in zip(found, told, strict=True)), found
-    del facts.streams["FILES_acme"]
-    assert not list(windows(facts))

@@ -1,22 +1,26 @@
 """Records leave RESULTS once their lines stand and their messages are gone."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from broker.bus import topology
 from broker.bus.base import Bus, Timeout
 from broker.bus.memory import MemoryBus
-from broker.bus.topology import Bounds, LanePlan
+from broker.bus.topology import DAY_S, Bounds, LanePlan
 from broker.wire import subjects
 from producers.batches import clearing
 from producers.batches.clearing import Clearing
+from producers.batches.copies import Copies
 from tests.builders import LANE, MODEL
 from tests.crashing import Failing, faulty
 from tests.lanes import until
-from tests.stored_batches import count_all, count_up_to
+from tests.stored_batches import a_batch, count_all, count_up_to
 
 RESULTS = subjects.results_stream(LANE)
+
+BATCH = "batch_1"
 
 
 @asynccontextmanager
@@ -24,7 +28,9 @@ async def a_clearing(bus: Bus) -> AsyncGenerator[Clearing]:
     """A clearing at work on a lane that is set up."""
     await topology.apply(bus, topology.of([LanePlan(LANE, (MODEL,))], Bounds()))
     await count_all(bus)
-    made = Clearing(bus, LANE, lambda number: f"b-{number}", after_s=0.01)
+    copies = Copies(bus, a_batch(id=BATCH, window_s=30 * DAY_S, created_at_s=time.time()))
+    await copies.look()
+    made = Clearing(bus, LANE, lambda number: f"b-{number}", after_s=0.01, copies=copies)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(made.run())
         yield made
@@ -57,6 +63,19 @@ async def test_records_of_a_chunk_leave() -> None:
         await cleared.drained()
         assert (cleared.cleared_output, cleared.cleared_errors, cleared.removed) == (7, 8, 3)
         assert await left(bus) == 2
+
+
+async def test_copies_go_with_their_records() -> None:
+    """Also where the record is gone already; other lines' stay."""
+    bus = MemoryBus()
+    async with a_clearing(bus) as cleared:
+        for number in (1, 2, 3):
+            await bus.append(subjects.line_copy(LANE, BATCH, number), b"record")
+        await a_record(bus, 1)
+        await cleared.add([(1, 0), (2, 0)], is_output=True, sequence=7)
+        await cleared.drained()
+        stream = subjects.files_stream(LANE)
+        assert list(await bus.subject_counts(stream)) == [subjects.line_copy(LANE, BATCH, 3)]
 
 
 async def test_a_record_stays_while_its_message_is_there() -> None:

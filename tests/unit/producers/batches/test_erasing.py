@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from broker.bus.memory import MemoryBus
+from broker.wire import subjects
 from producers.batches.erasing import ErasedFiles, erase_files
 from tests.batches import lines
 from tests.builders import LANE
@@ -41,6 +42,17 @@ async def test_a_batch_that_has_not_ended_keeps_its_files() -> None:
         assert await place.files.find(other.id) is None
         ended = await place.ended(batch.id)
         await place.check(ended, (f"id-{number}" for number in range(100)))
+
+
+async def test_copies_of_lines_go_but_those_of_an_open_batch() -> None:
+    """They are its results; one that is no more needs none."""
+    async with a_place() as place:
+        batch = await place.create(lines(1))
+        for batch_id in (batch.id, "batch_gone"):
+            await place.bus.append(subjects.line_copy(LANE, batch_id, 1), b"record")
+        await erase_files(place.bus, LANE, before_s=EVER_S)
+        counts = await place.bus.subject_counts(f"FILES_{LANE}", subject="kept.>")
+        assert list(counts) == [subjects.line_copy(LANE, batch.id, 1)]
 
 
 async def test_chunks_are_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.bus.topology import DAY_S, Bounds
+from broker.bus import topology
+from broker.bus.topology import DAY_S, Bounds, LanePlan
 from broker.wire import subjects
 from producers.batches import life
 from producers.batches.errors import BadBatch, FileInUse, NoSuchBatch, NoSuchFile
-from producers.batches.shelf import WINDOW_S_MAX, Wanted, all_batches, longest_window_s
+from producers.batches.shelf import WINDOW_S_MAX, Wanted, all_batches
 from tests.batches import lines
+from tests.builders import LANE, MODEL
 from tests.stored_batches import ENDPOINT, Place, a_place
 
 
@@ -37,7 +39,7 @@ async def test_a_batch_is_made_of_a_request() -> None:
 )
 async def test_a_window_is_a_duration(window: str, param: str) -> None:
     """Above zero, and up to the bound."""
-    async with a_place(bounds=Bounds(results_age_s_max=40 * DAY_S)) as place:
+    async with a_place() as place:
         with pytest.raises(BadBatch) as error:
             await place.shelf.create(await wanted(place, completion_window=window))
         assert error.value.param == param
@@ -47,34 +49,28 @@ async def test_a_window_is_a_duration(window: str, param: str) -> None:
             await place.shelf.create(replace_window(longest, f"{WINDOW_S_MAX + 1:.0f}s"))
 
 
-@pytest.mark.parametrize(
-    ("age_s", "window_s_max"),
-    [
-        (60.0, 40.0),
-        (3600.0, 2400.0),
-        (3 * DAY_S, 2 * DAY_S),
-        (8 * DAY_S, 7 * DAY_S),
-        (31 * DAY_S, 30 * DAY_S),
-        (90 * DAY_S, 30 * DAY_S),
-    ],
-)
-def test_the_longest_window_leaves_time_to_store_results(age_s: float, window_s_max: float) -> None:
-    """A third of what the lane keeps results for, at most a day; and 30 days at most."""
-    assert longest_window_s(age_s) == pytest.approx(window_s_max)
+@pytest.mark.parametrize("results_age_s", [3600.0, 3 * DAY_S])
+async def test_a_window_may_be_longer_than_results_are_kept(results_age_s: float) -> None:
+    """Its lines' records are copied; 3 days are what ships."""
+    async with a_place(bounds=Bounds(results_age_s_max=results_age_s)) as place:
+        made = await place.shelf.create(await wanted(place, completion_window="30d"))
+        assert made.window_s == 30 * DAY_S
+    assert Bounds().results_age_s_max == 3 * DAY_S
 
 
-@pytest.mark.parametrize("age_s", [3600.0, 3 * DAY_S, 20 * DAY_S])
-async def test_no_window_is_longer_than_results_are_kept(age_s: float) -> None:
-    """Or a line that was paid for could age out; the way out is named, and is one."""
-    too_long_s = longest_window_s(age_s) + 1
-    async with a_place(bounds=Bounds(results_age_s_max=age_s)) as place:
-        asked = await wanted(place, completion_window=f"{longest_window_s(age_s):.0f}s")
-        await place.shelf.create(asked)
-        with pytest.raises(BadBatch, match=r"raise results_age_s_max .* to \d+$") as error:
-            await place.shelf.create(replace_window(asked, f"{too_long_s:.0f}s"))
+async def test_no_window_ends_after_its_input_is_gone() -> None:
+    """The server drops files by their age; the way out is named, and is one."""
+    async with a_place(bounds=Bounds(files_age_s_max=7 * DAY_S)) as place:
+        asked = await wanted(place, completion_window="8d")
+        with pytest.raises(BadBatch, match=r"raise streams.files_age_s_max to \d+$") as error:
+            await place.shelf.create(asked)
         assert error.value.param == "completion_window"
+        await place.shelf.create(replace_window(asked, "6d"))
         needed_s = float(str(error.value).rpartition(" ")[2])
-    assert longest_window_s(needed_s) >= too_long_s - 1
+        await topology.apply(
+            place.bus, topology.of([LanePlan(LANE, (MODEL,))], Bounds(files_age_s_max=needed_s + 9))
+        )
+        await place.shelf.create(asked)
 
 
 def replace_window(asked: Wanted, window: str) -> Wanted:
