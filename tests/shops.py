@@ -9,7 +9,7 @@ import openai
 
 from broker.bus import topology
 from broker.bus.memory import MemoryBus
-from broker.bus.topology import Bounds, LanePlan
+from broker.bus.topology import DEFAULTS, Bounds, LanePlan
 from producers.batches.config import BatchesConfig
 from tests.builders import LANE, MODEL
 from tests.gateways import KEY, Front, a_gateway
@@ -22,12 +22,12 @@ OTHER_LANE = "bolt"
 
 @asynccontextmanager
 async def a_shop(
-    *, batches: BatchesConfig = SMALL, **fields: Any
+    *, batches: BatchesConfig = SMALL, bounds: Bounds = DEFAULTS, **fields: Any
 ) -> AsyncGenerator[tuple[openai.AsyncOpenAI, Place, Front]]:
     """A gateway that runs batches, and a client of it."""
     bus = MemoryBus()
     plans = [LanePlan(LANE, (MODEL,)), LanePlan(OTHER_LANE, (MODEL,))]
-    await topology.apply(bus, topology.of(plans, Bounds()))
+    await topology.apply(bus, topology.of(plans, bounds))
     await count_all(bus)
     async with Responder(bus) as responder, a_gateway(bus, batches=batches, **fields) as front:
         place = Place(bus, responder)

@@ -51,6 +51,10 @@ class StreamFull(BusError):
     """The stream refused the message: its bound is reached. Nothing was stored."""
 
 
+class NoRoom(BusError):
+    """The server can't set aside what a stream may hold. It is as it was, or not there."""
+
+
 class NoStream(BusError):
     """No stream takes this subject (or its election is under way)."""
 
@@ -151,6 +155,8 @@ class StreamSpec:
     work_queue: bool = False
     max_msgs_per_subject: int = 0
     max_bytes: int = 0
+    max_bytes_least: int = 0
+    """Where the server can't set `max_bytes` aside, it may be less, down to this; 0: it may not."""
     max_age_s: float = 0.0
     discard_new: bool = True
     discard_new_per_subject: bool = False
@@ -356,7 +362,8 @@ class Bus(Protocol):
 
         Raises BusError naming the field when the server did not take a setting as it stands. Never
         lowers
-        `max_msgs_per_subject` (the server would delete the oldest).
+        `max_msgs_per_subject` (the server would delete the oldest). A stream that may be smaller
+        (`max_bytes_least`) is as large as the server has room for.
         """
         ...
 

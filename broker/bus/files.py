@@ -26,6 +26,7 @@ from broker.bus.base import (
     NoStream,
     NotFound,
     StoredMessage,
+    StreamFull,
     Timeout,
     WrongSequence,
 )
@@ -37,6 +38,10 @@ from broker.wire.ids import is_token
 CHUNK_BYTES = 256 * 1024
 """Of a file's chunks: twice what NATS's own object stores take, and small beside any `max_payload`
 (1 MB where nobody set it)."""
+
+CHUNK_EXTRA_BYTES = 512
+"""What a stored chunk costs beyond its data: subject, headers and the server's own (measured: 150).
+"""
 
 APPEND_S_MAX = 60.0
 """How long one chunk is tried while the server can't be reached: a restart or an election takes
@@ -54,6 +59,10 @@ _RETRY_S = (0.05, 2.0)
 
 class FileTooLarge(BusError):
     """The file has more bytes than one may have. Nothing of it is kept."""
+
+
+class FilesFull(StreamFull):
+    """The lane's files have no room for the file. Nothing of it was sent."""
 
 
 class FileExists(BusError):
@@ -138,6 +147,25 @@ class Files:
         self._append_s_max = append_s_max
         self._chunk_bytes = chunk_bytes or CHUNK_BYTES
 
+    async def see_room(self, file_bytes: int, *, bytes_max: int) -> None:
+        """See whether a file of so many bytes can be stored now.
+
+        Raises FileTooLarge (over `bytes_max`), FilesFull, BusError.
+        """
+        if file_bytes > bytes_max:
+            raise _too_large(bytes_max)
+        state = await self.bus.stream_state(self._stream)
+        left = state.bytes_max - state.bytes
+        needs = file_bytes + CHUNK_EXTRA_BYTES * (1 + file_bytes // self._chunk_bytes)
+        if state.bytes_max and needs > left:
+            message = (
+                f"the file has {file_bytes:,} bytes, and the files of lane {self.lane!r} have room "
+                f"for {max(0, left):,} more: they may take {state.bytes_max:,} "
+                "(streams.files_bytes_max, or less where the message server's max_file or disk has "
+                "no room); delete some"
+            )
+            raise FilesFull(message)
+
     async def put(
         self, info: FileInfo, source: AsyncIterable[bytes], *, bytes_max: int
     ) -> FileInfo:
@@ -163,8 +191,7 @@ class Files:
         async for chunk in _cut(source, self._chunk_bytes):
             size += len(chunk)
             if size > bytes_max:
-                message = f"the file has more than {bytes_max:,} bytes"
-                raise FileTooLarge(message)
+                raise _too_large(bytes_max)
             lines += chunk.count(b"\n")
             last = chunk[-1:]
             await tail.append(chunk, patience_s=self._append_s_max)
@@ -284,6 +311,10 @@ class Files:
 
     def _chunks_of(self, file_id: str) -> str:
         return subjects.file_chunks(self.lane, file_id)
+
+
+def _too_large(bytes_max: int) -> FileTooLarge:
+    return FileTooLarge(f"the file has more than {bytes_max:,} bytes (file_bytes_max)")
 
 
 def is_expired(info: FileInfo, now_s: float | None) -> bool:

@@ -7,8 +7,10 @@ compared.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 import orjson
+import structlog
 from msgspec import DecodeError
 
 from broker.bus.base import (
@@ -16,6 +18,7 @@ from broker.bus.base import (
     ConsumerSpec,
     ConsumerState,
     LinkDown,
+    NoRoom,
     NoStream,
     NotFound,
     PayloadTooLarge,
@@ -67,6 +70,8 @@ NO_ROOM = frozenset({10047, 10028, 10023, 10002})
 
 FULL = NO_ROOM | {10077, 10122}
 """As above, or a bound of the stream itself is reached."""
+
+_log = structlog.get_logger(__name__)
 
 
 def error_of(error: ApiError, *, what: str) -> BusError:
@@ -129,15 +134,50 @@ class Streams:
     # streams
     async def ensure_stream(self, spec: StreamSpec) -> None:
         """Create or update a stream and read it back."""
+        for max_bytes in sizes(spec):
+            stands = await self._ensure(replace(spec, max_bytes=max_bytes))
+            if stands is not None:
+                break
+        else:
+            message = "the last size is tried without a smaller one"
+            raise AssertionError(message)
+        if stands != spec.max_bytes:
+            _log.warning("stream.small", stream=spec.name, bytes=stands, wanted=spec.max_bytes)
+
+    async def _ensure(self, spec: StreamSpec) -> int | None:
+        """Create or update a stream; return its `max_bytes`, None where a smaller one may fit.
+
+        One that stands is not made smaller for want of room.
+        """
         wanted = stream_config(spec)
+        smaller = max(spec.max_bytes_least, spec.max_bytes // 2) if spec.max_bytes_least else 0
         answer = await self._ask(f"STREAM.CREATE.{spec.name}", wanted)
-        if answer.error is not None and answer.error.err_code == STREAM_EXISTS:
-            present = (await self.ask(f"STREAM.INFO.{spec.name}")).config
-            wanted = {**wanted, **_raised(present, wanted)}
-            answer = await self._ask(f"STREAM.UPDATE.{spec.name}", {**present, **wanted})
+        # A server without room for another of this size says that first, though this one stands.
+        if _has_no_room(answer) or _exists(answer):
+            present = await self._present(spec.name)
+            if present is not None:
+                wanted = {**wanted, **_raised(present, wanted)}
+                answer = await self._ask(f"STREAM.UPDATE.{spec.name}", {**present, **wanted})
+                stands = present.get("max_bytes", -1)
+                assert isinstance(stands, int), "a number, by the server's own schema"
+                if _has_no_room(answer) and smaller and smaller <= stands:
+                    wanted["max_bytes"] = stands
+                    answer = await self._ask(f"STREAM.UPDATE.{spec.name}", {**present, **wanted})
+        if _has_no_room(answer) and 0 < smaller < spec.max_bytes:
+            return None
         if answer.error is not None:
             raise _not_taken(answer.error, spec)
         check_taken(await self.ask(f"STREAM.INFO.{spec.name}"), wanted, what=f"stream {spec.name}")
+        bound = wanted["max_bytes"]
+        assert isinstance(bound, int), "as spelled above"
+        return max(0, bound)
+
+    async def _present(self, stream: str) -> Mapping[str, object] | None:
+        """Settings of a stream; None where there is none."""
+        try:
+            return (await self.ask(f"STREAM.INFO.{stream}")).config
+        except NotFound:
+            return None
 
     async def delete_stream(self, stream: str) -> None:
         """Delete a stream, if it is there."""
@@ -353,6 +393,22 @@ def _stored(reply: Reply, *, stream: str, what: str) -> StoredMessage:
     )
 
 
+def sizes(spec: StreamSpec) -> list[int]:
+    """What `max_bytes` to try in turn: each half of the one before, down to the least."""
+    found = [spec.max_bytes]
+    while 0 < spec.max_bytes_least < found[-1]:
+        found.append(max(spec.max_bytes_least, found[-1] // 2))
+    return found
+
+
+def _exists(answer: Answer) -> bool:
+    return answer.error is not None and answer.error.err_code == STREAM_EXISTS
+
+
+def _has_no_room(answer: Answer) -> bool:
+    return answer.error is not None and answer.error.err_code in NO_ROOM
+
+
 def stream_config(spec: StreamSpec) -> dict[str, object]:
     """Spell a stream's settings as the server does."""
     return {
@@ -397,9 +453,9 @@ def _not_taken(error: ApiError, spec: StreamSpec) -> BusError:
         message = (
             f"stream {spec.name} wants {spec.max_bytes} bytes set aside, and the server has not "
             f"that much left ({error.description}): raise `max_file` in its jetstream block, or "
-            "lower the bounds of [streams]: files_bytes_max, batch_bytes_max, results_bytes_max"
+            "lower the bounds of [streams]: batch_bytes_max, results_bytes_max, lane_bytes_max"
         )
-        return BusError(message)
+        return NoRoom(message)
     return error_of(error, what=f"stream {spec.name}")
 
 

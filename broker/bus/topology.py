@@ -14,9 +14,10 @@ oldest.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
-from broker.bus.base import BucketSpec, Bus, ConsumerSpec, StreamSpec
+from broker.bus.base import BucketSpec, Bus, ConsumerSpec, NoRoom, NotFound, StreamSpec
 from broker.wire import subjects
 from broker.wire.ids import BANDS, BATCH_BAND, require_token
 
@@ -24,6 +25,16 @@ _Spec = TypeVar("_Spec")
 
 GIB = 1024**3
 DAY_S = 86_400.0
+
+FILES_BYTES_LEAST = GIB // 4
+"""What a lane's files get at the least: the server sets a stream's bound aside, and a small disk
+must not keep a cluster from starting."""
+
+FILES_BYTES_FIRST = 4 * GIB
+"""What each lane's files get before any gets more, where there is room: a million lines of 2 KB."""
+
+USED_RATIO = 1.25
+"""Files that give room back keep what they hold, and a quarter more."""
 
 ENSURE_AT_ONCE_MAX = 16
 """Streams and consumers set up at the same time: 25 lanes take a second at a start, not ten."""
@@ -45,9 +56,9 @@ class Bounds:
     line whose window is longer a copy is kept."""
     dead_letters_bytes_max: int = GIB // 4
     dead_letters_age_s_max: float = 30 * DAY_S
-    files_bytes_max: int = 4 * GIB
-    """All files of a lane: the inputs of its batches and their results. Room for a million lines of
-    2 KB; the server sets it aside, so more by default would keep lanes off small disks."""
+    files_bytes_max: int = 20 * GIB
+    """All files of a lane: the inputs of its batches and their results. Room for an input of 8 GB
+    and as much again for its output; less where the server has not so much (FILES_BYTES_LEAST)."""
     files_age_s_max: float = 60 * DAY_S
     """What outlives its own expiry by so much is dropped by the server itself, though no program of
     ours should run; twice the longest life of a file."""
@@ -206,6 +217,7 @@ def _files(lane: str, bounds: Bounds) -> StreamSpec:
         name=subjects.files_stream(lane),
         subjects=(subjects.file_chunks(lane, "*"), subjects.line_copy(lane, "*", "*")),
         max_bytes=bounds.files_bytes_max,
+        max_bytes_least=min(bounds.files_bytes_max, FILES_BYTES_LEAST),
         max_age_s=bounds.files_age_s_max,
         discard_new=True,
         duplicate_window_s=min(bounds.duplicate_window_s, bounds.files_age_s_max),
@@ -226,10 +238,44 @@ def consumer_spec(lane: str, band: int, model: str, bounds: Bounds = DEFAULTS) -
 
 
 async def apply(bus: Bus, topology: Topology) -> None:
-    """Make what isn't there, bring the rest up to date, and read it back. Raises BusError."""
-    await _some_at_once(bus.ensure_stream, topology.streams)
+    """Make what isn't there, bring the rest up to date, and read it back. Raises BusError.
+
+    Streams that may be smaller (files) get what the others leave, and give back what these need.
+    """
+    fixed = [spec for spec in topology.streams if not spec.max_bytes_least]
+    pliant = [spec for spec in topology.streams if spec.max_bytes_least]
+    try:
+        await _some_at_once(bus.ensure_stream, fixed)
+    except NoRoom:
+        await _some_at_once(partial(_give_back, bus), pliant)
+        await _some_at_once(bus.ensure_stream, fixed)
+    await _some_at_once(partial(_begin, bus), pliant)
+    await _some_at_once(bus.ensure_stream, pliant)
     await _some_at_once(bus.ensure_bucket, topology.buckets)
     await _some_at_once(bus.ensure_consumer, topology.consumers)
+
+
+async def _give_back(bus: Bus, spec: StreamSpec) -> None:
+    """Make a stream that stands as small as it may be, with what it holds."""
+    try:
+        state = await bus.stream_state(spec.name)
+    except NotFound:
+        return
+    bytes_max = max(spec.max_bytes_least, int(state.bytes * USED_RATIO))
+    if bytes_max < state.bytes_max:
+        await bus.ensure_stream(replace(spec, max_bytes=bytes_max, max_bytes_least=0))
+
+
+async def _begin(bus: Bus, spec: StreamSpec) -> None:
+    """Bring a stream to what all may have at first, where it isn't there or is smaller."""
+    first = replace(spec, max_bytes=min(spec.max_bytes, FILES_BYTES_FIRST))
+    try:
+        state = await bus.stream_state(spec.name)
+    except NotFound:
+        await bus.ensure_stream(first)
+    else:
+        if 0 < state.bytes_max < first.max_bytes:
+            await bus.ensure_stream(first)
 
 
 async def _some_at_once(ensure: Callable[[_Spec], Awaitable[None]], specs: Iterable[_Spec]) -> None:

@@ -92,11 +92,11 @@ class StreamsConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     results_bytes_max: Bytes = 4 * GIB
     """RESULTS_<lane>: terminal records. When full, no job can end: see `inferlane doctor`."""
     results_age_s_max: Annotated[float, Meta(ge=60)] = 3 * 86_400.0
-    """How long a result can be fetched; longer than the longest batch window."""
+    """How long a result can be fetched."""
     dead_letters_bytes_max: Bytes = GIB // 4
     dead_letters_age_s_max: Annotated[float, Meta(ge=60)] = 30 * 86_400.0
-    files_bytes_max: Bytes = 4 * GIB
-    """FILES_<lane>: inputs of batches and their results."""
+    files_bytes_max: Bytes = 20 * GIB
+    """FILES_<lane>: inputs of batches and their results; less where the server has no room."""
     files_age_s_max: Annotated[float, Meta(ge=60)] = 60 * 86_400.0
     """Files that nobody removed leave by themselves after this."""
     batches_age_s_max: Annotated[float, Meta(ge=60)] = 60 * 86_400.0

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from broker.bus.base import StreamSpec
 from broker.wire import subjects
-from ops.cli.doctor_facts import Facts
+from ops.cli.doctor_facts import Facts, StreamFact, wanted_streams
 from ops.cli.doctor_findings import Finding, fail, ok, warn
 from ops.cli.output import duration, size
 from producers.batches.census import is_late, is_untaken
@@ -76,6 +77,32 @@ def files(facts: Facts) -> Iterator[Finding]:
             yield fail("files", f"{found}: batches of lane {lane} wait for room", to_do)
     if named and not scarce:
         yield ok("files", "there is room for more in each lane")
+
+
+def is_smaller(spec: StreamSpec, stream: StreamFact) -> bool:
+    """Say whether a stream that may be smaller than wanted is so."""
+    bytes_max = int(stream.config.get("max_bytes", 0))
+    return 0 < spec.max_bytes_least <= bytes_max < spec.max_bytes
+
+
+def smaller_files(facts: Facts) -> Iterator[Finding]:
+    """Tell where the server had no room for all that a lane's files may take."""
+    if facts.config is None:
+        return  # What is wanted is not known.
+    for spec in wanted_streams(facts):
+        stream = facts.streams.get(spec.name)
+        if stream is None or not is_smaller(spec, stream):
+            continue
+        given = int(stream.config.get("max_bytes", 0))
+        found = (
+            f"{spec.name} may hold {size(given)} of the {size(spec.max_bytes)} configured: the "
+            "server had no room for more; a larger upload is refused"
+        )
+        to_do = (
+            "raise `max_file` of the server (or give it a larger disk) and start the broker again, "
+            "or lower streams.files_bytes_max"
+        )
+        yield warn("files", found, to_do)
 
 
 def _named(batch: Batch) -> str:

@@ -121,6 +121,18 @@ def open_input(path: str) -> Generator[Source]:
         yield _decompressed(raw, path)
 
 
+def plain_size(path: str) -> int:
+    """Bytes of an input that is a plain file; 0 where they are not known before it is read."""
+    if path == STDIN or not Path(path).is_file():
+        return 0
+    try:
+        with Path(path).open("rb") as raw:
+            is_packed = raw.read(len(_ZSTD_MAGIC)).startswith((_GZIP_MAGIC, _ZSTD_MAGIC))
+            return 0 if is_packed else os.fstat(raw.fileno()).st_size
+    except OSError:
+        return 0  # Whoever reads it says why it can't be read.
+
+
 def _decompressed(source: _Peekable, path: str) -> Source:
     with _told(path):
         magic = source.peek(len(_ZSTD_MAGIC))[: len(_ZSTD_MAGIC)]

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from broker.bus.base import Bus, BusError, NoStream, NotFound, StreamFull
-from broker.bus.files import FileGone, Files, FileTooLarge, new_file_id
+from broker.bus.files import FileGone, Files, FilesFull, FileTooLarge, new_file_id
 from broker.wire import subjects
 from broker.wire.files import FileInfo
 from producers.batch.errors import OutputUnusable
 from producers.batch.lines import Request, parse_line
 from producers.batch.room import Disk
-from producers.batch.source import STDIN, Line, open_input
+from producers.batch.source import STDIN, Line, open_input, plain_size
 from producers.batches.errors import BadBatch, NoSuchFile
 from producers.batches.lines import Splitter
 from producers.batches.records import Batch
@@ -50,6 +50,9 @@ class Desk:
             raise BadBatch(str(error), param="file") from error
         except FileGone as error:
             raise NoSuchFile(str(error)) from error
+        except FilesFull as error:
+            message = f"{error}: inferlane erase --only files"
+            raise BadBatch(message, param="file") from error
         except StreamFull as error:
             message = (
                 f"the files of lane {self._lane!r} take all the room they may "
@@ -78,8 +81,10 @@ class Desk:
         """Store an input, decompressed, and create its batch.
 
         Without an endpoint the batch's is the url of the input's first good line. Raises
-        InputUnusable, FileTooLarge, BadBatch, BusError.
+        InputUnusable, FileTooLarge, FilesFull (also before anything is sent), BadBatch, BusError.
         """
+        plain_bytes = await asyncio.to_thread(plain_size, path)
+        await self.files.see_room(plain_bytes, bytes_max=file_bytes_max)
         now_s = time.time()
         info = FileInfo(
             id=new_file_id(),

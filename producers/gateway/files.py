@@ -30,6 +30,9 @@ FIELDS_MAX = 16
 FIELD_BYTES_MAX = 1024
 """Of each that is no file."""
 
+AROUND_BYTES_MAX = 64 * 1024
+"""Of an upload, what is not its file, at the most: FIELDS_MAX parts with their heads."""
+
 FILENAME_CHARS_MAX = 256
 
 UNREADABLE = (
@@ -123,6 +126,7 @@ class _Upload:
         if not self._request.content_type.startswith("multipart/"):
             message = "a file is sent as multipart/form-data, with the fields purpose and file"
             raise ApiError(415, "unsupported_media_type", message)
+        await self._see_size()
         try:
             await self._take_parts()
             return await self._judged(self._stored)
@@ -134,6 +138,14 @@ class _Upload:
         except BaseException:
             await self._undo()
             raise
+
+    async def _see_size(self) -> None:
+        """Refuse at once what is too large by its own word. Raises FileTooLarge, FilesFull."""
+        declared = self._request.content_length
+        if declared is None or declared <= AROUND_BYTES_MAX:
+            return  # Sent in pieces, or so small that it is no matter: it is seen as it comes.
+        bytes_max = self._gateway.config.batches.file_bytes_max
+        await self._files.see_room(declared - AROUND_BYTES_MAX, bytes_max=bytes_max)
 
     async def _take_parts(self) -> None:
         reader = await self._request.multipart()

@@ -8,7 +8,7 @@ import orjson
 from aiohttp import web
 
 from broker.bus.base import BusError, StreamFull
-from broker.bus.files import Files, FileTooLarge
+from broker.bus.files import Files, FilesFull, FileTooLarge
 from producers.batches.errors import (
     BadBatch,
     BatchesError,
@@ -56,9 +56,12 @@ def told() -> Generator[None]:
         raise ApiError(409, "file_in_use", str(error)) from error
     except FileTooLarge as error:
         raise ApiError(413, "file_too_large", str(error), param="file") from error
+    except FilesFull as error:
+        raise ApiError(413, "files_full", str(error), param="file") from error
     except StreamFull as error:
         message = (
-            "the lane's files take all the room they may (streams.files_bytes_max); delete some"
+            "the lane's files take all the room they may (streams.files_bytes_max), or the message "
+            f"server's store all it has ({error}); delete some"
         )
         raise ApiError(413, "files_full", message) from error
     except (BusError, BatchesError) as error:

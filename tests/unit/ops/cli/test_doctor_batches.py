@@ -4,15 +4,23 @@ import math
 
 import pytest
 
-from ops.cli.doctor_batches import FULL_RATIO, SCARCE_RATIO, batches, files
+from broker.service.config import loads
+from ops.cli.doctor_batches import FULL_RATIO, SCARCE_RATIO, batches, files, smaller_files
 from ops.cli.doctor_facts import Facts, StreamFact
 from ops.cli.doctor_findings import Level
+from ops.cli.doctor_judge import judge
 from producers.batches.census import LATE_S, UNTAKEN_S
 from producers.batches.records import Batch, Lease, Status
 from tests.stored_batches import a_batch
 from tests.unit.ops.cli.test_doctor import a_cluster
 
 NOW_S = 10_000.0
+CONFIG = """
+[policy]
+models = ["tiny"]
+[[policy.lanes]]
+name = "acme"
+"""
 WAITING = a_batch(created_at_s=NOW_S - UNTAKEN_S - 30)
 RUNNING = a_batch(id="batch_2", lease=Lease(runner="gw-1", until_s=NOW_S + 5, number=1))
 LATE = a_batch(id="batch_3", created_at_s=NOW_S - LATE_S - 160, window_s=100.0)
@@ -21,6 +29,25 @@ LATE = a_batch(id="batch_3", created_at_s=NOW_S - LATE_S - 160, window_s=100.0)
 def with_batches(*given: Batch) -> Facts:
     """A healthy cluster with these."""
     return a_cluster(batches=list(given), seen_at_s=NOW_S)
+
+
+def test_files_that_got_less_than_configured() -> None:
+    """The server had no room: that is told, and is no stream that is set wrong."""
+    facts = a_cluster(config=loads(CONFIG))
+    stream = facts.streams["FILES_acme"]
+    assert list(smaller_files(facts)) == []
+    facts.streams["FILES_acme"] = StreamFact({**stream.config, "max_bytes": 2**30}, 0, 0)
+    (found,) = smaller_files(facts)
+    assert (found.level, found.about) == (Level.WARN, "files")
+    assert found.found.startswith("FILES_acme may hold 1.0 GiB of the 20.0 GiB configured")
+    assert "max_file" in found.to_do
+    assert not [
+        one
+        for one in judge(facts, line_bytes=2000)
+        if one.about == "streams" and one.level is not Level.OK
+    ]
+    facts.config = None
+    assert list(smaller_files(facts)) == []
 
 
 def test_batches_that_are_run_are_counted() -> None:

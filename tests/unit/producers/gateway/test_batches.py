@@ -2,15 +2,19 @@
 
 import asyncio
 import io
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import aiohttp
 import openai
+import orjson
 import pytest
 
+from broker.bus.topology import Bounds
 from producers.batches.config import BatchesConfig
 from tests.batches import a_line, lines
 from tests.builders import LANE
+from tests.gateways import KEY
 from tests.shops import ENDPOINT, a_shop, uploaded
 
 
@@ -239,6 +243,56 @@ async def test_a_file_expires_when_it_was_asked_to() -> None:
             )
         assert error.value.param == "expires_after"
         assert len((await client.files.list()).data) == 1
+
+
+@pytest.mark.parametrize(
+    ("declared_bytes", "code", "told"),
+    [
+        (5_000_000, "files_full", ("4,934,464 bytes", "room for 4,000,000", "files_bytes_max")),
+        (9_000_000, "file_too_large", ("6,000,000", "file_bytes_max")),
+    ],
+)
+async def test_an_upload_that_can_not_fit_is_refused_before_it_is_sent(
+    declared_bytes: int, code: str, told: tuple[str, ...]
+) -> None:
+    """By what it says of its length: not half-way through gigabytes."""
+    bounds = Bounds(files_bytes_max=4_000_000)
+    large = BatchesConfig(batches_running_max=0, file_bytes_max=6_000_000)
+    async with a_shop(batches=large, bounds=bounds) as (_, place, front):
+        host, port = front.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            f"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+            "Content-Type: multipart/form-data; boundary=b\r\n"
+            f"Content-Length: {declared_bytes}\r\n\r\n--b\r\n".encode()
+        )
+        async with asyncio.timeout(20):
+            assert b" 413 " in await reader.readline()
+            await reader.readuntil(b"\r\n\r\n")
+            error = orjson.loads(await reader.readuntil(b"}}"))["error"]
+        writer.close()
+        assert (error["code"], error["param"]) == (code, "file")
+        assert all(words in error["message"] for words in told), error
+        assert not await place.files.all()
+
+
+async def test_an_upload_that_finds_no_room_as_it_comes() -> None:
+    """In pieces it says no length: the chunk that doesn't fit ends it, and nothing stays."""
+    bounds = Bounds(files_bytes_max=1_000_000)
+    async with a_shop(bounds=bounds) as (_, place, front):
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+            for _ in range(20):
+                yield b"x" * 100_000
+            yield b"\r\n--b--\r\n"
+
+        headers = {"Content-Type": "multipart/form-data; boundary=b"}
+        async with front.session.post("/v1/files", data=body(), headers=headers) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (413, "files_full")
+        assert "files_bytes_max" in error["message"]
+        assert not (await place.bus.stream_state(f"FILES_{LANE}")).messages
 
 
 async def test_uploads_that_are_none() -> None:
