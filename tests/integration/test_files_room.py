@@ -65,7 +65,7 @@ async def test_files_give_back_what_a_new_lane_needs() -> None:
         await apply(bus, LANE, OTHER)
         assert (await bus.last_message(subjects.files_stream(LANE), subject)).data
         shared = await files_max(bus), await files_max(bus, OTHER)
-        assert min(shared) == 4 * GIB
+        assert min(shared) >= 4 * GIB
         await apply(bus, LANE, OTHER)
         assert (await files_max(bus), await files_max(bus, OTHER)) == shared
         await bus.close()
