@@ -6,6 +6,7 @@ from broker.bus.base import StreamSpec
 from broker.wire import subjects
 from ops.cli.doctor_facts import Facts, StreamFact, wanted_streams
 from ops.cli.doctor_findings import Finding, fail, ok, warn
+from ops.cli.doctor_room import RoomRule, judge_room
 from ops.cli.output import duration, size
 from producers.batches.census import is_late, is_untaken
 from producers.batches.hold import is_free
@@ -58,25 +59,19 @@ def _untaken(untaken: Sequence[Batch], running: int, now_s: float) -> Finding:
 
 def files(facts: Facts) -> Iterator[Finding]:
     """Judge whether each lane has room for uploads and results."""
-    named = {name: fact for name, fact in facts.streams.items() if name.startswith("FILES_")}
-    scarce = 0
-    for name, stream in sorted(named.items()):
-        bytes_max = int(stream.config.get("max_bytes", -1))
-        if bytes_max <= 0 or stream.stored_bytes < SCARCE_RATIO * bytes_max:
-            continue
-        scarce += 1
-        lane = name.removeprefix(subjects.files_stream(""))
-        found = f"{name} holds {size(stream.stored_bytes)} of {size(bytes_max)}"
-        to_do = (
+    rule = RoomRule(
+        kind=subjects.files_stream(""),
+        about="files",
+        scarce_ratio=SCARCE_RATIO,
+        full_ratio=FULL_RATIO,
+        soon="soon lane {lane} can store no results of batches",
+        now="batches of lane {lane} wait for room",
+        to_do=(
             "raise streams.files_bytes_max, or delete files (DELETE /v1/files/ID, or inferlane "
-            f"erase --lane {lane} --only files --older 7d)"
-        )
-        if stream.stored_bytes < FULL_RATIO * bytes_max:
-            yield warn("files", f"{found}: soon lane {lane} can store no results of batches", to_do)
-        else:
-            yield fail("files", f"{found}: batches of lane {lane} wait for room", to_do)
-    if named and not scarce:
-        yield ok("files", "there is room for more in each lane")
+            "erase --lane {lane} --only files --older 7d)"
+        ),
+    )
+    yield from judge_room(facts, rule)
 
 
 def is_smaller(spec: StreamSpec, stream: StreamFact) -> bool:

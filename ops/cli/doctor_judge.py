@@ -12,6 +12,7 @@ from broker.wire.prompt import BYTES_PER_TOKEN
 from ops.cli.doctor_batches import batches, files, is_smaller, smaller_files
 from ops.cli.doctor_facts import Facts, wanted_streams
 from ops.cli.doctor_findings import Finding, fail, ok, warn
+from ops.cli.doctor_room import RoomRule, judge_room
 from ops.cli.output import duration, size
 
 RTT_S_MAX = 0.05
@@ -280,24 +281,19 @@ def _broker(facts: Facts) -> Iterator[Finding]:
 
 def _results(facts: Facts) -> Iterator[Finding]:
     """Judge whether jobs can end: each leaves a record, and a full stream takes none."""
-    scarce = 0
-    for name in _of_kind(facts, "RESULTS_"):
-        stream, lane = facts.streams[name], name.removeprefix("RESULTS_")
-        bytes_max = int(stream.config.get("max_bytes", -1))
-        if bytes_max <= 0 or stream.stored_bytes < SCARCE_RATIO * bytes_max:
-            continue
-        scarce += 1
-        found = f"{name} holds {size(stream.stored_bytes)} of {size(bytes_max)}"
-        to_do = (
+    rule = RoomRule(
+        kind=subjects.results_stream(""),
+        about="results",
+        scarce_ratio=SCARCE_RATIO,
+        full_ratio=FULL_RATIO,
+        soon="soon no job of lane {lane} can end",
+        now="lane {lane} takes no jobs until it has room",
+        to_do=(
             "raise results_bytes_max or lower results_age_s_max ([streams], [[retention]]), or"
-            f" delete what was read: inferlane erase --lane {lane} --only results --older 1d"
-        )
-        if stream.stored_bytes < FULL_RATIO * bytes_max:
-            yield warn("results", f"{found}: soon no job of lane {lane} can end", to_do)
-        else:
-            yield fail("results", f"{found}: lane {lane} takes no jobs until it has room", to_do)
-    if not scarce:
-        yield ok("results", "there is room for more in each lane")
+            " delete what was read: inferlane erase --lane {lane} --only results --older 1d"
+        ),
+    )
+    yield from judge_room(facts, rule)
 
 
 def _watchdogs(facts: Facts) -> Iterator[Finding]:

@@ -109,6 +109,8 @@ class BatchRunner:
         self._news = asyncio.Event()
         self._heard: set[tuple[str, str]] = set()
         self._looks_now = True
+        self._trouble = ""
+        """Why batches could not be read at the last look."""
 
     @property
     def running(self) -> int:
@@ -143,8 +145,11 @@ class BatchRunner:
                     else:
                         for lane, batch_id in heard:
                             await self._take(lane, batch_id, tasks)
+                    self._trouble = ""
                 except (BusError, BatchesError) as error:
-                    _log.warning("batches.not_readable", error=str(error))
+                    if str(error) != self._trouble:  # Told once, not at each look.
+                        self._trouble = str(error)
+                        _log.warning("batches.not_readable", error=self._trouble)
                 except Exception:  # noqa: BLE001 - the edge of the loop: it lives on
                     self.counts.failed += 1
                     _log.exception("batches.not_taken")

@@ -3,13 +3,19 @@
 import asyncio
 
 import msgspec
+import pytest
+import structlog
+from msgspec.structs import replace
 
+from broker.bus.base import BusError, LinkDown, NotFound
 from broker.wire.messages import Job, Kind, Reason, TerminalRecord, Usage
+from producers.batches import runner
+from producers.batches.records import Batch
 from tests.batches import a_line, lines
 from tests.builders import LANE
 from tests.lanes import until
 from tests.responder import a_record, a_rejection
-from tests.stored_batches import SMALL, a_place, codes
+from tests.stored_batches import PATIENCE_S, SMALL, a_place, codes
 
 IDS = [f"id-{number}" for number in range(100)]
 
@@ -362,3 +368,29 @@ async def test_a_huge_answer_becomes_an_error_line() -> None:
         ended = await place.ended(batch.id)
         assert (ended.counts.completed, ended.counts.failed) == (9, 1)
         await place.check(ended, ids)
+
+
+async def test_what_can_not_be_read_is_told_once_and_again_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a broker there are no buckets, and a look each few seconds: one line says so."""
+    gone, cut = NotFound("no bucket"), LinkDown("cut")
+    outcomes: list[BusError | None] = [gone, gone, gone, cut, cut, None, cut, cut]
+    looked = asyncio.Event()
+
+    async def read(*_: object) -> list[Batch]:
+        outcome = outcomes.pop(0) if outcomes else None
+        if not outcomes:
+            looked.set()
+        if outcome is not None:
+            raise outcome
+        return []
+
+    monkeypatch.setattr(runner, "all_batches", read)
+    async with a_place() as place:
+        with structlog.testing.capture_logs() as logs:
+            place.start_runner(replace(SMALL, scan_s=0.01))
+            async with asyncio.timeout(PATIENCE_S):
+                await looked.wait()
+    told = [one["error"] for one in logs if one["event"] == "batches.not_readable"]
+    assert told == ["no bucket", "cut", "cut"]
