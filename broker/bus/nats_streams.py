@@ -68,6 +68,9 @@ NOT_NOW = frozenset({10039, 10076, 10008, 10009})
 NO_ROOM = frozenset({10047, 10028, 10023, 10002})
 """Storage, memory or the account's resources are used up."""
 
+NO_PLACE = NO_ROOM | {10005}
+"""No room for a stream's bound; the last is the word of a cluster, also where servers are down."""
+
 FULL = NO_ROOM | {10077, 10122}
 """As above, or a bound of the stream itself is reached."""
 
@@ -406,7 +409,7 @@ def _exists(answer: Answer) -> bool:
 
 
 def _has_no_room(answer: Answer) -> bool:
-    return answer.error is not None and answer.error.err_code in NO_ROOM
+    return answer.error is not None and answer.error.err_code in NO_PLACE
 
 
 def stream_config(spec: StreamSpec) -> dict[str, object]:
@@ -448,7 +451,7 @@ def consumer_config(spec: ConsumerSpec) -> dict[str, object]:
 
 
 def _not_taken(error: ApiError, spec: StreamSpec) -> BusError:
-    if error.err_code in NO_ROOM:
+    if error.err_code in NO_PLACE:
         # The server sets a stream's whole `max_bytes` aside at once.
         message = (
             f"stream {spec.name} wants {spec.max_bytes} bytes set aside, and the server has not "
