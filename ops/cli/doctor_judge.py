@@ -217,8 +217,14 @@ def _disk(facts: Facts) -> Iterator[Finding]:
     reserved = sum(max(0, int(one.config.get("max_bytes", 0))) for one in facts.streams.values())
     free = facts.disk_free_bytes
     limit = facts.durability.storage_bytes_max
-    if limit is not None and reserved > limit * DISK_RATIO_MAX:
-        found = f"the streams may grow to {size(reserved)}, and the server allows {size(limit)}"
+    # Files take what the others leave, and give it back (`topology.apply`).
+    pliant = sum(
+        max(0, int(facts.streams[name].config.get("max_bytes", 0)))
+        for name in _of_kind(facts, "FILES_")
+    )
+    firm = reserved - pliant
+    if limit is not None and firm > limit * DISK_RATIO_MAX:
+        found = f"the streams may grow to {size(firm)}, and the server allows {size(limit)}"
         to_do = (
             "it sets all of it aside, and refuses what is beyond: raise `max_file` of the server, "
             f"or lower the bounds of [streams] ({_set_aside(facts)})"

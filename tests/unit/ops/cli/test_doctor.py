@@ -271,10 +271,10 @@ def test_batch_stream_too_small_for_a_million() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"disk_free_bytes": 5 * GIB}, "may grow by 13.2 GiB, and the disk has 5.0 GiB"),
+        ({"disk_free_bytes": 5 * GIB}, "may grow by 29.2 GiB, and the disk has 5.0 GiB"),
         (
             {"durability": Durability(0.0, "x", storage_bytes_max=10 * GIB)},
-            "may grow to 13.2 GiB, and the server allows 10.0 GiB",
+            "may grow to 9.2 GiB, and the server allows 10.0 GiB",
         ),
     ],
 )
