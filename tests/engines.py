@@ -87,6 +87,9 @@ class BadEngine:
     tokens: int = 4
     models: tuple[str, ...] = (MODEL,)
     health_code: int = 200
+    models_code: int = 200
+    location: str = ""
+    """Where answers with a code of 3xx point."""
     pages_hang: bool = False
     """The pages it tells of itself on are not answered."""
     metrics: str = ""
@@ -119,12 +122,12 @@ class BadEngine:
         """Say how it is."""
         if self.pages_hang:
             await asyncio.Event().wait()
-        return _json({}, self.health_code)
+        return _json({}, self.health_code, self.location)
 
     async def list_models(self, _: web.Request) -> web.Response:
         """List the models."""
         data = [{"id": name, "object": "model"} for name in self.models]
-        return _json({"object": "list", "data": data})
+        return _json({"object": "list", "data": data}, self.models_code, self.location)
 
     async def show_metrics(self, _: web.Request) -> web.Response:
         """Show the metrics, if there are any."""
@@ -256,8 +259,11 @@ def _has_image(body: dict[str, Any]) -> bool:
     return any(part["type"] == "image_url" for part in parts)
 
 
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+def _json(value: object, status: int = 200, location: str = "") -> web.Response:
+    headers = {"Location": location} if location else None
+    return web.Response(
+        body=orjson.dumps(value), status=status, content_type="application/json", headers=headers
+    )
 
 
 def _top(kind: str = "chat.completion.chunk") -> dict[str, Any]:

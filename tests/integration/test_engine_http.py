@@ -314,6 +314,35 @@ async def test_engine_that_serves_another_model_is_not_ready() -> None:
         assert (readiness.ready, readiness.detail) == (False, f"it serves {MODEL}, not wanted")
 
 
+@pytest.mark.parametrize(
+    ("page", "code", "told"),
+    [
+        ("health_code", 302, "its health is HTTP 302 to http://sso.example/login, which is not"),
+        ("health_code", 401, "its health is HTTP 401, the engine's door is shut: give its key"),
+        ("models_code", 302, "/v1/models is HTTP 302 to http://sso.example/login, which is not"),
+        ("models_code", 403, "/v1/models is HTTP 403, the engine's door is shut: give its key"),
+        ("models_code", 404, "/v1/models is HTTP 404: no OpenAI API is there; is base_url right?"),
+        ("models_code", 405, "/v1/models is HTTP 405: no OpenAI API is there; is base_url right?"),
+    ],
+)
+async def test_wrong_address_or_key_says_what_to_set(page: str, code: int, told: str) -> None:
+    """The agent's own settings are at fault, and the sentence says which."""
+    async with a_bad_engine() as server, a_client(server) as engine:
+        setattr(server, page, code)
+        server.location = "http://sso.example/login?token=secret"
+        readiness = await engine.ready()
+        assert not readiness.ready
+        assert told in readiness.detail
+        assert "secret" not in readiness.detail
+
+
+async def test_redirected_request_says_where_to() -> None:
+    """A redirect in place of an answer is not followed."""
+    async with a_bad_engine(Behaviour.REDIRECTS) as server, a_client(server) as engine:
+        with pytest.raises(EngineGarbage, match=r"HTTP 307 to http://127\.0\.0\.1:1/, w"):
+            await outputs(engine, a_request())
+
+
 async def test_engine_that_loads_is_not_ready_yet() -> None:
     """A health page that says 503 is waited for; one that isn't there is done without."""
     async with a_bad_engine() as server, a_client(server) as engine:

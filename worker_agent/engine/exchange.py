@@ -34,6 +34,7 @@ from worker_agent.engine.base import (
     EngineRequest,
     refusal,
 )
+from worker_agent.engine.door import DOOR_CODES, door_advice
 
 JSON_TYPE = "application/json"
 STREAM_TYPE = "text/event-stream"
@@ -44,7 +45,6 @@ CHOICES_MAX = 128
 _TOO_LARGE = f"the answer is longer than {RESPONSE_BYTES_MAX} bytes"
 
 _BUSY_CODES = (408, 429)
-_DOOR_CODES = (401, 403, 407)
 _NOT_OFFERED_CODE = 501
 _JOB_ERRORS = range(400, 500)
 _ENGINE_ERRORS = range(500, 600)
@@ -151,16 +151,19 @@ def open_exchange(request: EngineRequest) -> Exchange:
     )
 
 
-def error_for(status_code: int, body: bytes) -> EngineError:
+def error_for(status_code: int, body: bytes, *, location: str = "") -> EngineError:
     """Return what an answer that is no success means. 4xx is the job's own error, with exceptions.
 
-    Busy (408, 429) passes. A closed door (401, 403, 407) is the agent's wrong key. "Not
-    implemented" (501, llama.cpp without embeddings) is so on every worker of this model.
+    Busy (408, 429) passes. A closed door (401, 403, 407) is the agent's wrong key, and one that
+    takes no requests (405) its wrong address. "Not implemented" (501, llama.cpp without
+    embeddings) is so on every worker of this model. `location` is where a redirect points.
     """
-    detail = f"HTTP {status_code}: {_message(body)}"
+    said = _message(body).strip()
+    advice = door_advice(status_code, location=location)
+    detail = f"HTTP {status_code}{advice}" + (f": {said}" if said else "")
     if status_code in _BUSY_CODES:
         return EngineBusy(detail, status_code=status_code, body=body)
-    if status_code in _DOOR_CODES:
+    if status_code in DOOR_CODES:
         return EngineFailed(detail, status_code=status_code, body=body)
     if status_code in _JOB_ERRORS or status_code == _NOT_OFFERED_CODE:
         return EngineRefused(

@@ -47,6 +47,8 @@ class Page:
     body: bytes
     started: str
     """When its process says it started, in units of its own; empty when it doesn't say."""
+    location: str = ""
+    """Where a redirect points; none is followed."""
 
 
 class HttpClient:
@@ -87,7 +89,9 @@ class HttpClient:
                     self._opened().get(self._url + path, allow_redirects=False) as response,
                 ):
                     started = response.headers.get(_START_HEADER, "")
-                    return Page(response.status, await read(response, PAGE_BYTES_MAX), started)
+                    location = response.headers.get("Location", "")
+                    body = await read(response, PAGE_BYTES_MAX)
+                    return Page(response.status, body, started, location)
             except TimeoutError as error:
                 message = f"{path} gave no answer within {PAGE_S_MAX:g} s"
                 raise EngineTimeout(message) from error

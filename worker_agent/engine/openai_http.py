@@ -18,8 +18,9 @@ from worker_agent.engine.base import (
     Readiness,
     refusal,
 )
+from worker_agent.engine.door import door_advice, no_models_advice
 from worker_agent.engine.exchange import STREAM_TYPE, error_for, open_exchange
-from worker_agent.engine.http_client import HttpClient, events, read
+from worker_agent.engine.http_client import HttpClient, Page, events, read
 from worker_agent.engine.scrape import (
     LoadReader,
     models_in,
@@ -136,7 +137,9 @@ class OpenAiHttpEngine:
             ) as response:
                 status_code, content_type = response.status, response.content_type
                 if status_code not in _SUCCESS:
-                    raise error_for(status_code, await read(response, ERROR_BYTES_MAX))
+                    location = response.headers.get("Location", "")
+                    said = await read(response, ERROR_BYTES_MAX)
+                    raise error_for(status_code, said, location=location)
                 if exchange.assembly is None or content_type != STREAM_TYPE:
                     body = await read(response, RESPONSE_BYTES_MAX + 1)
                     yield exchange.in_one_piece(status_code, content_type, body)
@@ -157,11 +160,13 @@ class OpenAiHttpEngine:
     async def _probe(self) -> Readiness:
         health = await self._client.page("/health")
         if health.status_code not in (*_SUCCESS, *_NO_SUCH_PAGE):
-            said = health.body[:200].decode(errors="replace")
-            return Readiness(ready=False, detail=f"its health is HTTP {health.status_code}: {said}")
+            advice = door_advice(health.status_code, location=health.location)
+            said = health.body[:200].decode(errors="replace").strip()
+            return _not_ready("its health", health, advice, said)
         models = await self._client.page("/v1/models")
         if models.status_code not in _SUCCESS:
-            return Readiness(ready=False, detail=f"/v1/models is HTTP {models.status_code}")
+            advice = no_models_advice(models.status_code, location=models.location)
+            return _not_ready("/v1/models", models, advice)
         if self._was_away and self._was_ready:
             self._restarted()
         self._was_away = False
@@ -197,6 +202,11 @@ class OpenAiHttpEngine:
         self._started = ""
         self._tokens_total = 0.0
         self._load_reader = LoadReader()
+
+
+def _not_ready(what: str, page: Page, advice: str, said: str = "") -> Readiness:
+    detail = f"{what} is HTTP {page.status_code}{advice}" + (f": {said}" if said else "")
+    return Readiness(ready=False, detail=detail[:DETAIL_CHARS_MAX])
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from worker_agent.engine.base import (
     EngineRefused,
     EngineRequest,
 )
+from worker_agent.engine.door import LOCATION_CHARS_MAX, door_advice
 from worker_agent.engine.exchange import Exchange, error_for, open_exchange
 
 
@@ -215,6 +216,7 @@ def test_event_that_is_no_chunk(event: bytes, kind: type[EngineError], words: st
         (429, EngineBusy, Reason.ENGINE_FAILED, True),
         (401, EngineFailed, Reason.ENGINE_FAILED, True),
         (403, EngineFailed, Reason.ENGINE_FAILED, True),
+        (405, EngineFailed, Reason.ENGINE_FAILED, True),
         (500, EngineFailed, Reason.ENGINE_FAILED, True),
         (503, EngineFailed, Reason.ENGINE_FAILED, True),
         (599, EngineFailed, Reason.ENGINE_FAILED, True),
@@ -230,7 +232,40 @@ def test_status_codes(
     assert type(error) is kind
     assert (error.reason, error.retriable) == (reason, retriable)
     assert error.status_code == status_code
-    assert error.detail == f"HTTP {status_code}: why"
+    assert error.detail.startswith(f"HTTP {status_code}")
+    assert error.detail.endswith(": why")
+
+
+@pytest.mark.parametrize(
+    ("status_code", "location", "told"),
+    [
+        (302, "https://sso.example/login?token=x", "HTTP 302 to https://sso.example/login, which"),
+        (302, "http://me:word@[::1]:81/x", "HTTP 302 to http://[::1]:81/x, which"),
+        (307, "/v1/chat/completions/", "HTTP 307 to /v1/chat/completions/, which is not followed"),
+        (302, "http://[", "HTTP 302, which is not followed"),
+        (302, "", "give the engine's own address as base_url"),
+        (401, "", "give its key as api_key in [worker]"),
+        (403, "", "give its key as api_key in [worker]"),
+        (407, "", "a proxy wants a password"),
+        (405, "", "is base_url an engine's address?"),
+    ],
+)
+def test_an_answer_at_the_wrong_door_says_what_to_set(
+    status_code: int, location: str, told: str
+) -> None:
+    """Where a redirect points, and the setting to mend; nothing secret, no colon before nothing."""
+    detail = error_for(status_code, b" \n", location=location).detail
+    assert told in detail
+    assert not detail.rstrip().endswith(":")
+    assert "token" not in detail
+    assert "word@" not in detail
+
+
+def test_where_a_redirect_points_is_cut() -> None:
+    """LOCATION_CHARS_MAX, and what can't be printed is left out."""
+    detail = door_advice(302, location="http://h/\x1b" + "x" * 1000)
+    assert "\x1b" not in detail
+    assert f" to http://h/{'x' * (LOCATION_CHARS_MAX - len('http://h/'))}, which" in detail
 
 
 @pytest.mark.parametrize(
@@ -246,7 +281,7 @@ def test_status_codes(
 )
 def test_error_message_is_found(body: bytes, detail: str) -> None:
     """Each engine puts its words elsewhere; people read them either way."""
-    assert error_for(400, body).detail == f"HTTP 400: {detail}"
+    assert error_for(400, body).detail == "HTTP 400" + (f": {detail}" if detail else "")
 
 
 def test_refusal_passes_on_words_that_clients_can_read() -> None:
