@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from broker.disk.named_file import read_named
 from broker.wire import settings
 from broker.wire.fields import ShortText
 from broker.wire.prefix import CLUSTER_SCOPE
@@ -121,7 +122,8 @@ def load(
     Without a path, the arguments and the defaults are all. Raises SettingsError, OSError.
     """
     source = "flags" if path is None else str(path)
-    document = settings.parse(b"" if path is None else path.read_bytes(), source=source)
+    data = b"" if path is None else read_named(path, bytes_max=settings.SETTINGS_BYTES_MAX)
+    document = settings.parse(data, source=source)
     table: dict[str, Any] = dict(document.data.get("producer", {}))
     table["nats"] = dict(document.data.get("nats", {}))
     if nats:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from broker.disk.named_file import read_named
 from broker.wire import settings
 from broker.wire.fields import Model, Token
 
@@ -128,7 +129,8 @@ def load(path: Path | None, *, overrides: Mapping[str, Any] | None = None) -> Wo
     Without a path, `overrides` and the defaults are all. Raises SettingsError, OSError.
     """
     source = "flags" if path is None else str(path)
-    document = settings.parse(b"" if path is None else path.read_bytes(), source=source)
+    data = b"" if path is None else read_named(path, bytes_max=settings.SETTINGS_BYTES_MAX)
+    document = settings.parse(data, source=source)
     given = dict(overrides or {})
     nats: dict[str, Any] = {**document.data.get("nats", {}), **given.pop("nats", {})}
     table: dict[str, Any] = {"nats": nats, **document.data.get("worker", {}), **given}

@@ -62,6 +62,20 @@ _REFUSED = re.compile(r"authorization violation|authentication (expired|revoked)
 """How a server says so. Its "authentication timeout" is haste, not refusal."""
 
 
+CREDS_BYTES_MAX = 1_000_000
+"""Of a credentials file; one of a user has 1 kB. The client reads all of what it is given."""
+
+
+def _check_creds(path: Path) -> None:
+    """Raises BusError when it is no file of a sensible size."""
+    if not path.is_file():
+        message = f"no credentials file {path}"
+        raise BusError(message)
+    if path.stat().st_size > CREDS_BYTES_MAX:
+        message = f"{path} is no credentials file: it is larger than {CREDS_BYTES_MAX:,} bytes"
+        raise BusError(message)
+
+
 class RefusedCredentials(BusError):
     """The server does not know us by these credentials: trying again won't help."""
 
@@ -88,9 +102,8 @@ class Wire(Client):
         """Connect, or raise LinkDown, RefusedCredentials, BusError. Bounded by the caller."""
         self._must_encrypt = url.startswith("tls://") or credentials.tls is not None
         creds = credentials.creds_file
-        if creds is not None and not await asyncio.to_thread(creds.is_file):
-            message = f"no credentials file {creds}"
-            raise BusError(message)
+        if creds is not None:
+            await asyncio.to_thread(_check_creds, creds)
         try:
             await self.connect(
                 [url],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker.core.policy import LanePolicy, Policy
+from broker.disk.named_file import read_named
 from broker.service.config_checks import check
 from broker.service.config_records import BrokerConfig, Config, NatsConfig, StreamsConfig
 from broker.wire import settings
@@ -33,7 +34,7 @@ def load(path: Path) -> Config:
     Raises ConfigError, whose text names file, line, key and what to do.
     """
     try:
-        data = path.read_bytes()
+        data = read_named(path, bytes_max=settings.SETTINGS_BYTES_MAX)
     except OSError as error:
         message = f"cannot be read: {(error.strerror or str(error)).lower()}"
         raise ConfigError(str(path), (Problem(line=0, key="", message=message),)) from error

@@ -13,6 +13,7 @@ from typing import IO, cast
 
 import zstandard
 
+from broker.disk.named_file import open_named
 from ops.cli.errors import CommandError, Misused
 
 LINE_BYTES_MAX = 1 << 20
@@ -66,7 +67,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 def _opened(path: Path) -> Generator[IO[bytes]]:
     """Open a file and decompress it as its first bytes say."""
     try:
-        raw = path.open("rb")
+        raw = open_named(path)
     except OSError as error:
         message = f"{path} can't be read: {(error.strerror or str(error)).lower()}"
         raise Misused(message) from error

@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 
+from broker.disk.named_file import read_named
 from ops.cli.errors import CommandError, Misused
 from ops.cli.output import duration
 
@@ -20,6 +21,9 @@ DEFAULT_SYNC_S = 120.0
 MONITOR_S_MAX = 3.0
 MONITOR_BYTES_MAX = 1_000_000
 """Longest answer read from the monitoring address; it is some hundred bytes long."""
+
+NATS_CONFIG_BYTES_MAX = 1_000_000
+"""Of a server's configuration file; ours have 2 kB."""
 
 _COMMENT = re.compile(r"(^|\s)(#|//).*$", re.MULTILINE)
 _SYNC = re.compile(r"\bsync(?:_interval)?\s*[:=\s]\s*[\"']?([0-9A-Za-z.µ]+)")
@@ -74,7 +78,7 @@ def from_nats_config(path: Path) -> Durability:
 
     A file that says nothing has the default, unless it includes others.
     """
-    text = _COMMENT.sub("", path.read_text(errors="replace"))
+    text = _COMMENT.sub("", _text_of(path))
     store = _STORE.search(text)
     store_dir = Path(store[1]) if store else None
     found = _SYNC.search(text)
@@ -86,6 +90,10 @@ def from_nats_config(path: Path) -> Durability:
         message = f"{path}: sync_interval {found[1]!r} is neither `always` nor a duration"
         raise CommandError(message)
     return Durability(sync_s, str(path), store_dir)
+
+
+def _text_of(path: Path) -> str:
+    return read_named(path, bytes_max=NATS_CONFIG_BYTES_MAX).decode(errors="replace")
 
 
 async def from_monitor(address: str) -> Durability:

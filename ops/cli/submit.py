@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import cyclopts
 from cyclopts import Parameter
 
+from broker.disk.named_file import read_named
+from broker.wire.messages import BODY_BYTES_MAX
 from ops.cli.connection import HERE, Cluster
 from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable
 from ops.cli.lane_jobs import check_lane, only_lane
@@ -95,8 +97,8 @@ class _Request:
             message = "give either a prompt or --body FILE"
             raise Misused(message)
         try:
-            self.raw = None if body is None else body.read_bytes().removeprefix(BOM_UTF8)
-            self.prompt = sys.stdin.read() if prompt == "-" else prompt
+            self.raw = None if body is None else _body(body)
+            self.prompt = _piped_prompt() if prompt == "-" else prompt
         except OSError as error:
             said = (error.strerror or str(error)).lower()
             message = f"{body or 'the prompt'} can't be read: {said}"
@@ -125,6 +127,20 @@ class _Request:
         if self.max_tokens is not None:
             body["max_tokens"] = self.max_tokens
         return body
+
+
+def _body(path: Path) -> bytes:
+    # A pipe, too: `--body <(jq … request.json)`.
+    return read_named(path, bytes_max=BODY_BYTES_MAX, pipes=True).removeprefix(BOM_UTF8)
+
+
+def _piped_prompt() -> str:
+    """Read the prompt from standard input, no more of it than any body may have."""
+    raw = sys.stdin.buffer.read(BODY_BYTES_MAX + 1)
+    if len(raw) > BODY_BYTES_MAX:
+        message = f"the prompt on standard input is larger than {BODY_BYTES_MAX:,} bytes"
+        raise Misused(message)
+    return raw.decode()
 
 
 async def _submit(

@@ -3,6 +3,7 @@
 import socket
 from pathlib import Path
 
+from broker.disk.named_file import open_named
 from broker.wire.ids import MalformedName, escape_model
 from ops.cli.errors import CommandError, Misused
 
@@ -25,7 +26,7 @@ def check_model_file(gguf: Path) -> None:
         message = f"{gguf}: no quotes, backslashes or line breaks in the path of --gguf, please"
         raise Misused(message)
     try:
-        with gguf.open("rb") as file:
+        with open_named(gguf) as file:
             magic = file.read(len(GGUF_MAGIC))
     except OSError as error:
         message = f"there is no model file {gguf} ({error.strerror}); name a GGUF file"

@@ -13,6 +13,7 @@ from typing import BinaryIO, Protocol, cast
 import xxhash
 import zstandard
 
+from broker.disk.named_file import open_named
 from producers.batch.errors import InputUnusable
 from producers.batch.lines import UTF_16
 
@@ -21,6 +22,10 @@ STDIN = "-"
 LINE_BYTES_MAX = 32_000_000
 """A longer line is not held in memory: it becomes one error line without its custom_id. Four times
 the largest body of a job, so that a line that is only too large still gives its id."""
+
+LINE_SKIPPED_BYTES_MAX = 1_000_000_000
+"""So much of a longer line is passed over in search of its end: what has none is no file of lines,
+and standard input may be a device that never ends."""
 
 READ_BYTES = 1 << 20
 
@@ -116,7 +121,7 @@ def open_input(path: str) -> Generator[Source]:
     with _told(path):
         # Of standard input a reader of its own: the interpreter can't end while a thread waits
         # inside `sys.stdin`. Closed below, once the caller is done.
-        raw = os.fdopen(0, "rb", closefd=False) if path == STDIN else Path(path).open("rb")  # noqa: SIM115
+        raw = os.fdopen(0, "rb", closefd=False) if path == STDIN else open_named(Path(path))
     with raw:
         yield _decompressed(raw, path)
 
@@ -189,8 +194,16 @@ def _line(source: Source, raw: bytes, number: int) -> Line | None:
         return None
     if len(raw) == LINE_BYTES_MAX and not raw.endswith(b"\n"):
         digest = xxhash.xxh3_64(raw)
+        skipped_bytes = len(raw)
         while (rest := source.readline(READ_BYTES)) and not rest.endswith(b"\n"):
             digest.update(rest)
+            skipped_bytes += len(rest)
+            if skipped_bytes > LINE_SKIPPED_BYTES_MAX:
+                message = (
+                    f"line {number} has no end within {LINE_SKIPPED_BYTES_MAX:,} bytes: is this a"
+                    " file of JSON lines?"
+                )
+                raise InputUnusable(message)
         digest.update(rest)
         return Line(number, b"", _signed(digest.intdigest()), too_long=True)
     return line_of(raw, number)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, cast
 
 from msgspec import Meta, Struct, structs
 
+from broker.disk.named_file import read_named
 from broker.wire import settings
 from broker.wire.fields import Band, Token
 from broker.wire.ids import is_token
@@ -103,7 +104,8 @@ def load(
     Arguments go before the file. Raises SettingsError, also when no key is named; OSError.
     """
     source = "flags" if path is None else str(path)
-    document = settings.parse(b"" if path is None else path.read_bytes(), source=source)
+    data = b"" if path is None else read_named(path, bytes_max=settings.SETTINGS_BYTES_MAX)
+    document = settings.parse(data, source=source)
     table: dict[str, Any] = dict(document.data.get("gateway", {}))
     table["nats"] = dict(document.data.get("nats", {}))
     table["client"] = dict(document.data.get("producer", {}).get("client", {}))

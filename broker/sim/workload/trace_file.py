@@ -1,13 +1,20 @@
 """The lines of a trace file: plain, gzip or Zstandard, told by content and not by name."""
 
 import gzip
+import io
 import zlib
 from pathlib import Path
 
 import zstandard
 
+from broker.disk.named_file import read_named
 from broker.sim.errors import TraceError
 
+FILE_BYTES_MAX = 4_000_000_000
+"""Largest trace, packed or not: memory holds its lines. The largest public one has a quarter."""
+
+PIECE_BYTES = 1 << 14
+"""Unpacked at once: half a gigabyte at the worst ratio that Zstandard has."""
 GZIP_MAGIC = b"\x1f\x8b"
 """How a gzip file begins (RFC 1952, 2.3.1)."""
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -33,7 +40,7 @@ def read_lines(path: Path) -> list[Line]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_named(path, bytes_max=FILE_BYTES_MAX)
     except OSError as error:
         raise TraceError(path, f"can't be read: {error.strerror}") from error
 
@@ -41,20 +48,32 @@ def _read(path: Path) -> bytes:
 def _decompressed(content: bytes, path: Path) -> bytes:
     try:
         if content.startswith(GZIP_MAGIC):
-            return gzip.decompress(content)
+            unpacked = gzip.GzipFile(fileobj=io.BytesIO(content)).read(FILE_BYTES_MAX + 1)
+            if len(unpacked) > FILE_BYTES_MAX:
+                raise _too_large(path)
+            return unpacked
         if content.startswith(ZSTD_MAGIC):
-            return _unframed(content)
+            return _unframed(content, path)
     except (zlib.error, EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
         raise TraceError(path, f"broken compressed file, fetch it again: {error}") from error
     return content
 
 
-def _unframed(content: bytes) -> bytes:
-    parts: list[bytes] = []
-    while content:
-        frame = zstandard.ZstdDecompressor().decompressobj()
-        parts.append(frame.decompress(content))
-        if not frame.eof:
-            raise EOFError
-        content = frame.unused_data
-    return b"".join(parts)
+def _unframed(content: bytes, path: Path) -> bytes:
+    unpacked = bytearray()
+    frame = None
+    for start in range(0, len(content), PIECE_BYTES):
+        piece = content[start : start + PIECE_BYTES]
+        while piece:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            unpacked += frame.decompress(piece)
+            if len(unpacked) > FILE_BYTES_MAX:
+                raise _too_large(path)
+            piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError
+    return bytes(unpacked)
+
+
+def _too_large(path: Path) -> TraceError:
+    return TraceError(path, f"is larger than {FILE_BYTES_MAX:,} bytes when unpacked")

@@ -132,6 +132,17 @@ def test_a_line_beyond_the_bound_is_skipped_in_pieces(
     assert other.digest != found[1].digest
 
 
+def test_a_line_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LINE_SKIPPED_BYTES_MAX: an endless device on standard input is told, not read for ever."""
+    monkeypatch.setattr(source, "LINE_BYTES_MAX", 10)
+    monkeypatch.setattr(source, "READ_BYTES", 8)
+    monkeypatch.setattr(source, "LINE_SKIPPED_BYTES_MAX", 100)
+    lines = read_lines(a_file(tmp_path, b"first\n" + b"x" * 200 + b"\nlast"))
+    assert next(lines).text == b"first"
+    with pytest.raises(InputUnusable, match="line 2 has no end within 100 bytes"):
+        next(lines)
+
+
 def test_digests_tell_texts_apart_and_fit_sqlite() -> None:
     """64 bits, signed."""
     one = Line(1, b"a", source._signed(2**64 - 1))

@@ -1,10 +1,15 @@
 """Where a workload is looked for, and what is said when it isn't there."""
 
+import gzip
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from broker.sim.errors import SimError, TraceError
+from broker.sim.workload import trace_file
 from broker.sim.workload.loading import EXCERPTS, load
 from broker.sim.workload.trace_file import read_lines
 
@@ -107,3 +112,31 @@ def test_unknown_excerpt_says_which_there_are() -> None:
     """The known ones are named."""
     with pytest.raises(TraceError, match="conversation, synthetic"):
         load("excerpt:azure")
+
+
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, zstandard.ZstdCompressor().compress], ids=["gzip", "zstd"]
+)
+def test_a_trace_that_unpacks_to_more_than_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
+) -> None:
+    """FILE_BYTES_MAX holds for what comes out of a packed file; what fits is read whole."""
+    monkeypatch.setattr(trace_file, "FILE_BYTES_MAX", 1_000_000)
+    path = tmp_path / "packed"
+    path.write_bytes(pack(b"x" * 1_000_000))
+    assert read_lines(path) == [(1, b"x" * 1_000_000)]
+    path.write_bytes(pack(b"x" * 1_000_001))
+    with pytest.raises(TraceError, match="is larger than 1,000,000 bytes when unpacked"):
+        read_lines(path)
+
+
+def test_frames_of_zstandard_one_behind_the_other(tmp_path: Path) -> None:
+    """All are read, wherever the pieces end; a cut-off one is told."""
+    random_bytes = random.Random(7).randbytes(3 * trace_file.PIECE_BYTES).hex().encode()
+    packed = zstandard.ZstdCompressor().compress(random_bytes)
+    path = tmp_path / "frames"
+    path.write_bytes(packed * 3 + zstandard.ZstdCompressor().compress(b"\nlast"))
+    assert [line for _, line in read_lines(path)] == [random_bytes * 3, b"last"]
+    path.write_bytes(packed * 2 + packed[:-9])
+    with pytest.raises(TraceError, match="broken compressed file"):
+        read_lines(path)

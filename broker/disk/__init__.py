@@ -1,0 +1,1 @@
+"""The disk beside a program: files that people name."""
