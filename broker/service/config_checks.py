@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from broker.core.policy import LanePolicy, QuotaRow
+from broker.service.config_bounds import check_bounds
 from broker.service.config_records import Config
 from broker.wire.ids import BATCH_BAND, MalformedName, escape_model, require_token
 from broker.wire.prefix import CLUSTER_SCOPE
@@ -31,6 +32,7 @@ def check(config: Config) -> Iterator[Finding]:
     yield from _broker(config)
     yield from _streams(config)
     yield from _retention(config)
+    yield from check_bounds(config)
 
 
 def _named(config: Config) -> Iterator[Finding]:

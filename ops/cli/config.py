@@ -56,17 +56,24 @@ def show(file: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False
 def read(file: Path) -> "Config":
     """Read a file and judge all of it, the other programs' tables included. Raises ConfigError."""
     import worker_agent.config
+    from broker.disk.named_file import read_named
     from broker.service.config import load
+    from broker.wire import settings
+    from ops.cli.config_pairs import check_pairs
     from producers import config as producing
     from producers.gateway import config as answering
 
     config = load(file)
-    if config.worker is not None:
-        worker_agent.config.load(file)
-    if config.producer is not None:
-        producing.load(file)
-    if config.gateway is not None:
-        answering.load(file)
+    document = settings.parse(
+        read_named(file, bytes_max=settings.SETTINGS_BYTES_MAX), source=str(file)
+    )
+    check_pairs(
+        document,
+        config,
+        worker=None if config.worker is None else worker_agent.config.load(file),
+        producer=None if config.producer is None else producing.load(file),
+        gateway=None if config.gateway is None else answering.load(file),
+    )
     return config
 
 
@@ -90,6 +97,8 @@ def summary(config: "Config") -> str:
 
 def notes(config: "Config", file: Path) -> Iterator[str]:
     """Say what is allowed and may still not be meant."""
+    if config.policy.lanes and all(lane.paused for lane in config.policy.lanes):
+        yield "every lane is paused: no job is taken"
     if config.policy.lanes and not config.policy.quotas:
         yield "no [[policy.quotas]]: nothing but the workers' own room bounds what runs and waits"
     if config.broker.http_host not in LOOPBACK:

@@ -391,3 +391,104 @@ def test_four_thousand_lanes() -> None:
     text = f"[policy]\nmodels = ['m']\n{lanes}{quotas}"
     assert len(loads(text).policy.quotas) == 4000
     assert _told(text + "x = 1\n")[0].startswith("f.toml:20003: policy.quotas[3999].x: no such key")
+
+
+PRESSED = """[policy.pressure]
+borrow_wait_s = 1e-9
+hold_batch_wait_s = 1e-9
+refuse_batch_wait_s = 1e-9
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "[policy.routing]\nkv_fill_ratio_max = 0\n",
+            "no worker has room for a prompt; write 0.95",
+        ),
+        ("[policy.routing]\nkv_fill_ratio_max = 0.09\n", "0.09 is too little"),
+        ("[policy.routing]\nprefill_tokens_s = 1e-9\n", "every wait would be endless"),
+        ("[policy.routing]\ndecode_tokens_s = 1e-9\n", "every answer would be endless"),
+        ("[policy.leases]\nheartbeat_s = 1e-9\n", "would do nothing else; write 1.0"),
+        ("[policy.leases]\nstall_s = 1e-9\n", "before its first token; write 120.0"),
+        ("[policy.leases]\nstall_s=0.05\nrun_s_max = 0.05\n", "as soon as it runs; write 3600.0"),
+        ("[policy.leases]\ndispatch_answer_s = 1e-9\n", "no worker answers an order so soon"),
+        (PRESSED, "all batch would be refused"),
+        ("[[policy.quotas]]\ninflight_jobs_max = 0\n", "paused = true in the lane's table"),
+        ("[[policy.quotas]]\nband = 1\ninflight_tokens_max = 0\n", "leave 1 out of the bands"),
+        ("[[policy.quotas]]\nmodel = 'big'\ntokens_per_min = 0\n", "leave the model out"),
+        (
+            "[[policy.quotas]]\nlane = 'bolt'\nresult_bytes_max = 0\n",
+            "no job of lane bolt ever run",
+        ),
+        ("[[policy.quotas]]\nqueued_jobs_max = 0\n", "0 refuses every job that the row matches"),
+        ("[broker]\nloop_stuck_s_max = 0.1\n", "would end itself again and again; write 60.0"),
+        ("[broker]\nreconcile_s = 1e12\n", "1e+12 s is longer than any clock runs"),
+        ("[worker]\ndrain_s_max = 1e12\n", "worker.drain_s_max: 1e+12 s is longer than any clock"),
+        ("[streams]\nresults_age_s_max = 1e10\n", "at most 1,000,000,000 s"),
+        ("[streams]\nlane_bytes_max = 2_000_000\n", "a job of body_bytes_max (7,900,000 bytes)"),
+        ("[streams]\nbatch_bytes_max = 2_000_000\n", "a job of body_bytes_max (7,900,000 bytes)"),
+        ("[streams]\nresults_bytes_max = 2_000_000\n", "never end; write 16_777_216 at least"),
+        (
+            "[[retention]]\nlane = 'bolt'\ndead_letters_bytes_max = 2_000_000\n",
+            "retention[0].dead_letters_bytes_max: a result of 7,900,000 bytes hardly fits",
+        ),
+        ("[policy.routing]\nsize_weight = 1e7\n", "1e+07 drowns all else that is weighed"),
+        ("[policy.routing]\nbias = 1e7\n", "1e+07 drowns all else that is weighed"),
+        ("[policy.order]\nwait_credit = 1e7\n", "1e+07 drowns all else that is weighed"),
+    ],
+)
+def test_values_under_which_nothing_would_run(text: str, told: str) -> None:
+    """Refused, by line and key, with what to write instead: they were taken without a word."""
+    said = _told(SERVES + text)
+    assert any(told in line for line in said)
+    assert all(line.startswith("f.toml:") for line in said)
+
+
+@pytest.mark.parametrize("weight", [1e-9, 1e9])
+def test_a_weight_that_is_all_or_nothing(weight: float) -> None:
+    """A lane is stopped by pausing it, not by a share too small to count."""
+    (said,) = _told(SERVES + f"weight = {weight}\n")
+    assert "policy.lanes[1].weight" in said
+    assert "paused = true to stop a lane" in said
+
+
+@pytest.mark.parametrize("wait_s_max", [1e-9, 0.009])
+def test_a_wait_that_is_over_at_once(wait_s_max: float) -> None:
+    """Every job of the band would expire before it could be placed."""
+    bands = "[[policy.bands]]\nguaranteed_share = 0.0\n" * 3
+    last = f"[[policy.bands]]\nguaranteed_share = 0.0\nwait_s_max = {wait_s_max}\n"
+    (said,) = _told(SERVES + bands + last)
+    assert "policy.bands[3].wait_s_max" in said
+    assert "is over before a job can be placed" in said
+
+
+def test_least_values_that_run() -> None:
+    """Each bound itself is allowed; 0 turns off what 0 is said to turn off."""
+    config = loads(
+        SERVES
+        + """weight = 1e-6
+        [[policy.quotas]]
+        inflight_jobs_max = 1
+        inflight_tokens_max = 1
+        tokens_per_min = 1
+        queued_jobs_max = 1
+        [broker]
+        loop_stuck_s_max = 0
+        decision_log_bytes_max = 0
+        reconcile_s = 1e9
+        [streams]
+        lane_bytes_max = 7_900_000
+        results_bytes_max = 16_777_216
+        [policy.routing]
+        kv_fill_ratio_max = 0.1
+        hot_uses_min = 0
+        replicas_max = 0
+        index_entries_max = 0
+        size_weight = 0
+        [policy.breaker]
+        failures_max = 0
+        """
+    )
+    assert config.policy.routing.kv_fill_ratio_max == 0.1

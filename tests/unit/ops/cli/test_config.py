@@ -51,10 +51,47 @@ def test_tables_of_the_other_programs_are_judged_too(
     assert "0 lanes, 0 models, 0 quota rows, a worker" in capsys.readouterr().out
 
 
+KEY = '[gateway.keys.alice]\nkey = "sk-alice-1"\nlane = '
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            '[worker]\nworker = "w"\nheartbeat_s = 3.0\n',
+            "must be shorter than policy.leases.lease_s",
+        ),
+        ('[worker]\nworker = "w"\nrenew_s = 31.0\n', "at most half of streams.ack_wait_s (60 s)"),
+        ('[worker]\nworker = "w"\nmodels = { tony = "t" }\n', 'Did you mean "tiny"?'),
+        ('[producer]\nlane = "acne"\n', 'no such lane: "acne". Did you mean "acme"?'),
+        (KEY + '"acne"\n', 'alice.lane: no such lane: "acne". Did you mean "acme"?'),
+        (KEY + '"acme"\nband = 3\n', 'lane "acme" may not use band 3; it has 0, 1'),
+        ("[gateway]\nport = 9470\n" + KEY + '"acme"\n', "9470 is broker.http_port, too"),
+        (
+            "[gateway]\nbodies_bytes_max = 2_000_000\n" + KEY + '"acme"\n',
+            "must be at least body_bytes_max (7,900,000)",
+        ),
+    ],
+)
+def test_tables_that_contradict(
+    text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each program takes its own table; together nothing would run, and only one file shows it."""
+    valid = VALID + "bands = [0, 1]\n" + ROW
+    file = _file(tmp_path, valid + text)
+    assert main(["config", "check", file]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.startswith(f"inferlane: {file}:")
+    # Alone, without the lanes, a table is judged by itself.
+    assert main(["config", "check", _file(tmp_path, text)]) == 0
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "told"),
     [
         (VALID, 0o600, "no [[policy.quotas]]"),
+        (VALID + "paused = true\n" + ROW, 0o600, "every lane is paused: no job is taken"),
         (VALID + ROW + '[broker]\nhttp_host = "0.0.0.0"\n', 0o600, "listens on 0.0.0.0; it has no"),
         (VALID + ROW + '[nats]\nurl = "nats://a,nats://b"\n', 0o600, "2 servers and replicas = 1"),
         (VALID + ROW + '[nats]\nuser = "u"\npassword = "p"\n', 0o644, "others may read it: chmod"),
