@@ -20,7 +20,12 @@ class AgentProcess:
     def __init__(self, process: asyncio.subprocess.Process, ready: dict[str, object]) -> None:
         self.process = process
         self.ready = ready
-        """The line it said when it was up."""
+        """The first line it said: what it waits for, or that it is up."""
+
+    async def next_said(self) -> dict[str, object]:
+        """Wait for the next line it says."""
+        assert self.process.stdout is not None
+        return orjson.loads(await self.process.stdout.readline())
 
     async def ended(self) -> int:
         """Wait for its end; returns the exit code, negative for a signal."""

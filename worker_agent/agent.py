@@ -80,7 +80,7 @@ class Agent:
         self._names = ModelNames(config.models)
         self._cache = CacheModel(_cache_limits(config))
         self._kv_events = _make_kv_events(config, engine, self._cache, now_s)
-        self._watch = self._make_watch(engine)
+        self.watch = self._make_watch(engine)
         self._notes = Notes(bus, worker=config.worker, incarnation=self.incarnation)
         self._acks = _make_acks(config, bus, self.ledger)
         writer = self._make_writer()
@@ -101,13 +101,13 @@ class Agent:
             writer=writer,
             acks=self._acks,
             notes=self._notes,
-            has_died=self._watch.has_died,
+            has_died=self.watch.has_died,
             now_s=now_s,
         )
         self._desk = OrderDesk(
             fence=self.fence,
             ledger=self.ledger,
-            watch=self._watch,
+            watch=self.watch,
             names=self._names,
             incarnation=self.incarnation,
             effects=Effects(self._begin, self._supervisor.stop, self._drain_ordered),
@@ -154,13 +154,13 @@ class Agent:
         Raises Superseded when a newer agent took this worker's name.
         """
         self._bus.on_link(self._link_changed)
-        await self._watch.ask()
+        await self.watch.ask()
         async with asyncio.TaskGroup() as group:
             self._spawn = group.create_task
             duties = [
                 group.create_task(_kept_up(duty, pause_s=self.config.duty_pause_s))
                 for duty in (
-                    self._watch.run,
+                    self.watch.run,
                     self._acks.renew,
                     self._acks.retry,
                     self._follow_leader,
@@ -339,7 +339,7 @@ class Agent:
     # ---- the engine ----
 
     def _engine_changed(self) -> None:
-        self._names.learn(self._watch.readiness.models)
+        self._names.learn(self.watch.readiness.models)
         self.on_urgent()
 
     def _engine_told(self, facts: Facts) -> None:
@@ -382,7 +382,7 @@ class Agent:
         return Report(self._reports, self._heartbeat())
 
     def _heartbeat(self) -> Heartbeat:
-        facts = self._watch.facts
+        facts = self.watch.facts
         return Heartbeat(
             worker=self.config.worker,
             incarnation=self.incarnation,
@@ -393,7 +393,7 @@ class Agent:
             models=self._names.served,
             slots=facts.slots,
             # Not before orders are heard: one that nobody hears makes a worker look dead.
-            ready=self._watch.readiness.ready and self.up.is_set(),
+            ready=self.watch.readiness.ready and self.up.is_set(),
             draining=self._desk.draining,
             drained=self._is_drained(),
             inflight=self.ledger.inflight(),
@@ -411,7 +411,7 @@ class Agent:
         """Tell the engine's load; how fast it decodes is seen by its answers."""
         seen = self._supervisor.decode_tokens_s()
         self._has_seen_decoding = self._has_seen_decoding or seen > 0
-        load = self._watch.load
+        load = self.watch.load
         return replace(load, decode_tokens_s=seen) if self._has_seen_decoding else load
 
     def _is_drained(self) -> bool:
@@ -429,8 +429,8 @@ class Agent:
             parts.append(f"results stream full: lanes {', '.join(lanes)}")
         if self._acks.owed:
             parts.append(f"{self._acks.owed} acks not confirmed")
-        if not self._watch.readiness.ready:
-            parts.append(f"engine not ready: {self._watch.readiness.detail}")
+        if not self.watch.readiness.ready:
+            parts.append(f"engine not ready: {self.watch.readiness.detail}")
         if self._kv_events is not None and self._kv_events.notice:
             parts.append(self._kv_events.notice)
         return "; ".join(parts)

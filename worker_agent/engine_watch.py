@@ -35,6 +35,8 @@ class EngineWatch:
         self._seen: Facts | None = None
         self.readiness = Readiness(ready=False, detail="the engine was not asked yet")
         self.load = Load()
+        self.was_ready = asyncio.Event()
+        """Set once the engine was ready for the first time."""
 
     @property
     def facts(self) -> Facts:
@@ -71,6 +73,8 @@ class EngineWatch:
             # An engine that breaks its promise is not ready, and is asked again.
             _log.exception("the engine could not be asked")
             self.readiness = Readiness(ready=False, detail=repr(error))
+        if self.readiness.ready:
+            self.was_ready.set()
         if before != self.readiness:
             _log.info(
                 "engine", ready=self.readiness.ready, detail=self.readiness.detail, facts=self.facts

@@ -3,9 +3,10 @@
     python -m worker_agent.main --config inferlane.toml
     python -m worker_agent.main --worker w1 --engine openai --base-url http://127.0.0.1:8080
 
-One line of JSON on standard output says that it is up; the log goes to standard error. Exit codes:
-0 drained and left, 1 could not start, 2 wrong settings, 4 another agent took this worker's name,
-130 interrupted before it was up.
+Lines of JSON on standard output say what is so: `waiting`, for an engine that is not ready, and
+`ready` once orders are heard and the engine takes requests; the log goes to standard error. Exit
+codes: 0 drained and left, 1 could not start, 2 wrong settings, 4 another agent took this worker's
+name, 130 interrupted before it was up.
 """
 
 import asyncio
@@ -100,13 +101,27 @@ def _on_signals(agent: Agent, work: asyncio.Task[None]) -> None:
 
 
 async def _announce(agent: Agent) -> None:
-    """Tell whoever started this process that orders are heard."""
+    """Tell whoever started this process what it waits for, and when it can serve."""
     await agent.up.wait()
-    line = orjson.dumps(
-        {"event": "ready", "worker": agent.config.worker, "incarnation": agent.incarnation}
-    )
-    sys.stdout.write(line.decode() + "\n")
+    watch = agent.watch
+    if not watch.was_ready.is_set():
+        _say(agent, "waiting", engine=_place(agent.config), detail=watch.readiness.detail)
+        await watch.was_ready.wait()
+    _say(agent, "ready")
+
+
+def _say(agent: Agent, event: str, **facts: str) -> None:
+    said = {"event": event, "worker": agent.config.worker, "incarnation": agent.incarnation}
+    sys.stdout.write(orjson.dumps(said | facts).decode() + "\n")
     sys.stdout.flush()
+
+
+def _place(config: WorkerConfig) -> str:
+    """Say where the engine is looked for; a URL's user and password are nobody's to read."""
+    if config.engine != "openai":
+        return config.engine
+    before, at, host = config.base_url.rpartition("@")
+    return f"{before.partition('://')[0]}://{host}" if at else host
 
 
 def nats_connect(link: NatsLink) -> Connect:

@@ -28,6 +28,7 @@ from ops.nats.server import NatsServer, ServerOptions
 from tests.agent_processes import ROOT, an_agent_process
 from tests.agents import WORKER, Lane
 from tests.builders import LANE, a_job, an_attempt
+from tests.engines import a_bad_engine
 
 PLACES = (
     "publish:1:before:_INBOX",  # The order is obeyed, its answer never leaves.
@@ -249,6 +250,24 @@ def _run(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
     )
+
+
+async def test_an_agent_without_its_engine_says_what_it_waits_for(
+    nats_server: NatsServer, lane: Lane
+) -> None:
+    """It said "ready" as soon as orders were heard, whatever became of its engine."""
+    async with a_bad_engine() as engine:
+        engine.health_code = 503
+        flags = ("--engine", "openai", "--base-url", engine.url)
+        async with an_agent_process(nats_server.url, *flags) as agent:
+            said = agent.ready
+            assert (said["event"], said["engine"]) == ("waiting", engine.url)
+            assert "HTTP 503" in str(said["detail"])
+            beat = await lane.beat(lambda beat: beat.incarnation == said["incarnation"])
+            assert not beat.ready
+            engine.health_code = 200
+            assert (await agent.next_said())["event"] == "ready"
+            await lane.beat(lambda beat: beat.ready)
 
 
 def test_wrong_settings_are_told_in_one_sentence() -> None:

@@ -25,7 +25,7 @@ async def beside(
     async with a_bad_engine(behaviour, socket_path=socket_path) as server:
         engine = OpenAiHttpEngine(server.url, slots=2)
         async with an_agent(engine=engine, **fields) as stage:
-            await until(lambda: stage.agent._watch.readiness.ready)
+            await until(lambda: stage.agent.watch.readiness.ready)
             yield stage, server
 
 

@@ -35,6 +35,18 @@ async def test_a_change_of_readiness_is_told_once() -> None:
     assert not watch.readiness.ready
 
 
+async def test_the_first_readiness_is_remembered() -> None:
+    """Whoever waits for the engine hears of it once, and need not look."""
+    engine = ScriptedEngine()
+    engine.is_ready = False
+    watch, _ = a_watch(engine)
+    await watch.ask()
+    assert not watch.was_ready.is_set()
+    engine.is_ready = True
+    await watch.ask()
+    assert watch.was_ready.is_set()
+
+
 async def test_changed_facts_are_told_when_they_are_read() -> None:
     """A restart is noticed by whoever looks first."""
     engine = ScriptedEngine()
