@@ -47,6 +47,10 @@ class WrongSequence(BusError):
     """Compare-and-set lost: the subject or key holds something else than expected."""
 
 
+class NoStore(BusError):
+    """The server could not make a stream's files: its disk is full, or it may not write there."""
+
+
 class StreamFull(BusError):
     """The stream refused the message: its bound is reached. Nothing was stored."""
 

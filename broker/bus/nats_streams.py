@@ -19,6 +19,7 @@ from broker.bus.base import (
     ConsumerState,
     LinkDown,
     NoRoom,
+    NoStore,
     NoStream,
     NotFound,
     PayloadTooLarge,
@@ -450,7 +451,18 @@ def consumer_config(spec: ConsumerSpec) -> dict[str, object]:
     }
 
 
+NO_STORE = 10049
+"""The server could not make a stream's files. It does not say why: its disk is full, or not its."""
+
+
 def _not_taken(error: ApiError, spec: StreamSpec) -> BusError:
+    if error.err_code == NO_STORE:
+        message = (
+            f"the NATS server can't make the files of stream {spec.name} ({error.description}): the"
+            " disk of its store_dir is full, or it may not write there; its log names the folder."
+            " Make room, then start the server anew"
+        )
+        return NoStore(message)
     if error.err_code in NO_PLACE:
         # The server sets a stream's whole `max_bytes` aside at once.
         message = (

@@ -10,8 +10,9 @@ of them leaves what the next one, with the same file, does at its start.
 from msgspec.structs import asdict, replace
 
 from broker.bus import topology
-from broker.bus.base import Bus, NotFound
+from broker.bus.base import Bus, NoStore, NotFound
 from broker.service.config import Config
+from broker.service.config_records import GIB
 from broker.service.offer import publish_offers, told_bytes_per_token, withdraw_offer
 from broker.service.queues import bounds_of, queue_addresses, topology_of
 from broker.service.retiring import STREAM_BANDS, former_lanes
@@ -38,7 +39,13 @@ def merged(running: Config, given: Config) -> tuple[Config, tuple[str, ...]]:
 
 async def declare(bus: Bus, config: Config) -> None:
     """Bring streams, buckets and consumers to a configuration. Raises BusError."""
-    await topology.apply(bus, topology_of(config))
+    wanted = topology_of(config)
+    try:
+        await topology.apply(bus, wanted)
+    except NoStore as error:
+        gib = sum(max(0, spec.max_bytes) for spec in wanted.streams) / GIB
+        message = f"{error}. All streams of this configuration may grow to {gib:,.2f} GiB"
+        raise NoStore(message) from error
 
 
 async def close(bus: Bus, config: Config) -> None:

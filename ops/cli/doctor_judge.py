@@ -12,6 +12,7 @@ from broker.wire.prompt import BYTES_PER_TOKEN
 from ops.cli.doctor_batches import batches, files, is_smaller, smaller_files
 from ops.cli.doctor_facts import Facts, wanted_streams
 from ops.cli.doctor_findings import Finding, fail, ok, warn
+from ops.cli.doctor_first import first_start
 from ops.cli.doctor_room import RoomRule, judge_room
 from ops.cli.output import duration, size
 
@@ -193,6 +194,9 @@ def _differences(wanted: Mapping[str, object], present: Mapping[str, Any], *, si
 
 
 def _room(facts: Facts, *, line_bytes: int) -> Iterator[Finding]:
+    if not facts.streams:
+        yield first_start(facts)
+        return
     yield from _disk(facts)
     batch = _of_kind(facts, "BATCH_")
     stored = sum(facts.streams[name].messages for name in batch)

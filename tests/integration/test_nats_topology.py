@@ -1,6 +1,7 @@
 """Streams and consumers on a real server: what it ignores, refuses or has no room for."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -9,11 +10,14 @@ from broker.bus.base import (
     ConsumerSpec,
     LinkDown,
     Message,
+    NoStore,
     NoStream,
     StreamSpec,
 )
 from broker.bus.nats import NatsBus, connect
 from broker.bus.nats_wire import Credentials
+from broker.service.config import default_config
+from broker.service.reload import declare
 from ops.chaos.proxy import Proxy
 from ops.nats.server import NatsServer, ServerOptions
 from tests.buses import (
@@ -148,3 +152,21 @@ class TestTopologyTraps:
         gate.set()
         assert await seen.count(6) == [b"%d" % number for number in range(6)]
         assert nats_bus.counts["messages_dropped"] == 4
+
+
+async def test_a_server_that_can_make_no_files_says_what_to_look_at(tmp_path: Path) -> None:
+    """A full disk, told by the server as "error creating store" and no more (here: no folder)."""
+    with NatsServer(tmp_path / "server") as server:
+        bus = await connect(server.url, name="test")
+        try:
+            # Where the server would put its streams stands a file: no folder can be made there.
+            place = tmp_path / "server" / "jetstream" / "$G"
+            place.mkdir(parents=True)
+            (place / "streams").write_bytes(b"")
+            with pytest.raises(NoStore) as caught:
+                await declare(bus, default_config(lanes=["acme"], models=["tiny"]))
+        finally:
+            await bus.close()
+    told = str(caught.value)
+    assert "the disk of its store_dir is full, or it may not write there; its log names" in told
+    assert "All streams of this configuration may grow to 13.25 GiB" in told

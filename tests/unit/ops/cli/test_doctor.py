@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -440,3 +441,54 @@ def test_printed_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_code(findings: list[Finding], code: ExitCode) -> None:
     """A warning is no failure."""
     assert exit_code(findings) == code
+
+
+def a_fresh_server(**fields: Any) -> Facts:
+    """A server where no broker has run."""
+    return a_cluster(
+        **{
+            "offers": [],
+            "no_cluster": "no inferlane cluster on this NATS server: no broker has run here yet",
+            "no_leader": "no broker leads: start one with `inferlane broker --config FILE`",
+            "status": None,
+            "workers": (),
+            "streams": {},
+            **fields,
+        }
+    )
+
+
+def test_a_fresh_server_is_told_what_a_first_start_needs() -> None:
+    """It said "0 bytes of 0 bytes allowed", and that there is room in each of no lanes."""
+    (found,) = _judged(a_fresh_server(disk_free_bytes=None), about="disk")
+    assert found.level is Level.OK
+    assert (
+        "a broker's first start sets 13.2 GiB aside for each lane, as [streams] ships"
+        in found.found
+    )
+    assert "--monitor" in found.found
+    about = {one.about for one in _judged(a_fresh_server())}
+    assert not about & {"results", "files", "batches", "dlq", "workers", "watchdogs"}
+    assert not any(" 0 bytes" in one.found for one in _judged(a_fresh_server()))
+
+
+def test_a_first_start_that_has_no_room() -> None:
+    """Before the broker is refused: which disk, how much is needed, what to lower."""
+    config = a_config()
+    (small,) = _judged(
+        a_fresh_server(
+            disk_free_bytes=GIB, durability=replace(ALWAYS, store_dir=Path("/data")), config=config
+        ),
+        about="disk",
+    )
+    assert small.level is Level.WARN
+    assert "for 1 lane, and the disk has 1.0 GiB free" in small.found
+    assert small.to_do.startswith("make room in /data, or lower the bounds of [streams]")
+    (strict,) = _judged(
+        a_fresh_server(durability=replace(ALWAYS, storage_bytes_max=GIB)), about="disk"
+    )
+    assert "and the server allows 1.0 GiB" in strict.found
+    assert strict.to_do.startswith("raise `max_file` of the server")
+    (enough,) = _judged(a_fresh_server(disk_free_bytes=100 * GIB), about="disk")
+    assert (enough.level, enough.to_do) == (Level.OK, "")
+    assert "100.0 GiB are free" in enough.found
