@@ -55,6 +55,8 @@ class Running:
     accepted_at_s: float
     renewed_tick_s: float
     """Of the monotonic clock: a step of the wall clock may not delay a renewal."""
+    deadline_tick_s: float | None = None
+    """Of the monotonic clock; None when the order does not tell what is left of the deadline."""
     step: Step = Step.CHECKING
     stop: Stop | None = None
     cached_tokens: int | None = None
@@ -167,7 +169,14 @@ class Ledger:
 
     def accept(self, order: Dispatch, job: Job, *, at_s: float, tick_s: float) -> Running:
         """Take a job in; it holds a slot from now on. It may not run already."""
-        running = Running(order=order, job=job, accepted_at_s=at_s, renewed_tick_s=tick_s)
+        left_s = order.deadline_left_s
+        running = Running(
+            order=order,
+            job=job,
+            accepted_at_s=at_s,
+            renewed_tick_s=tick_s,
+            deadline_tick_s=None if left_s is None else tick_s + left_s,
+        )
         assert running.key not in self.running, "a job runs at most once here"
         self.running[running.key] = running
         self._remember(running.key, running.attempt)

@@ -8,6 +8,7 @@ aborted in the engine.
 
 import asyncio
 import math
+import time
 from asyncio import to_thread
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -211,9 +212,8 @@ class Supervisor:
             (watch.limit_ends_tick_s, watch.limit_reason),
             (watch.run_ends_tick_s, Reason.RUN_TIME_EXCEEDED),
         ]
-        if running.job.deadline_at_s is not None:
-            left_s = running.job.deadline_at_s - self._now_s()
-            limits.append((tick_s + left_s, Reason.DEADLINE_EXPIRED))
+        left_s = self._deadline_left_s(running)
+        limits.append((tick_s + left_s, Reason.DEADLINE_EXPIRED))
         ends_tick_s, reason = min(limits, key=lambda limit: limit[0])
         if ends_tick_s <= tick_s:
             watch.reason = reason
@@ -222,8 +222,17 @@ class Supervisor:
             watch.look = loop.call_at(ends_tick_s, self._look, running, watch)
 
     def _is_late(self, running: Running) -> bool:
+        return self._deadline_left_s(running) <= 0
+
+    def _deadline_left_s(self, running: Running) -> float:
+        """Tell how long until the deadline, by the broker's word if it gave one; inf: it has none.
+
+        An order's own count needs no clock that agrees with anybody's.
+        """
+        if running.deadline_tick_s is not None:
+            return running.deadline_tick_s - time.monotonic()
         deadline_at_s = running.job.deadline_at_s
-        return deadline_at_s is not None and deadline_at_s <= self._now_s()
+        return math.inf if deadline_at_s is None else deadline_at_s - self._now_s()
 
     async def _request(self, running: Running) -> EngineRequest:
         job = running.job

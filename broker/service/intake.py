@@ -28,6 +28,10 @@ from broker.wire.subjects import JobAddress
 
 _log = structlog.get_logger(__name__)
 
+CLOCK_S_OFF = 5.0
+"""So much later than its producer says a job may be stored and still have been on its way; what
+NTP leaves is a thousandth of it."""
+
 
 class Counts(Protocol):
     """Hears of what did not become a job."""
@@ -162,7 +166,7 @@ class Intake:
             output_tokens_max=job.output_tokens_max,
             blocks=unpack_hashes(job.blocks),
             enqueued_at_s=delivery.stored_at_s,
-            deadline_at_s=job.deadline_at_s,
+            deadline_at_s=deadline_of(job, stored_at_s=delivery.stored_at_s),
             stream_sequence=delivery.sequence,
             streamed=job.stream,
             restart_visible=job.restart_visible,
@@ -215,6 +219,20 @@ class Intake:
             client=client,
             speaks_json=speaks_json(delivery.data, delivery.headers),
         )
+
+
+def deadline_of(job: Job, *, stored_at_s: float) -> float | None:
+    """Tell a job's deadline by the server's clock; None: it has none.
+
+    A producer's clock may be minutes off. What it says of its submission and its deadline is off by
+    as much, so the time between the two holds, counted from when the server stored the job. Up to
+    `CLOCK_S_OFF` it is taken at its word: so long a submission may have been on its way, and a
+    deadline is not put off by that. A job put in anew keeps the deadline of its first submission.
+    """
+    if job.deadline_at_s is None or job.submission or not job.submitted_at_s:
+        return job.deadline_at_s
+    off_s = stored_at_s - job.submitted_at_s
+    return job.deadline_at_s + off_s if abs(off_s) > CLOCK_S_OFF else job.deadline_at_s
 
 
 def _describe(held: Held, whole: Whole, spec: JobSpec) -> None:

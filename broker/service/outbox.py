@@ -116,8 +116,13 @@ class Outbox:
             enqueued_at_s=decision.enqueued_at_s,
             failures=decision.failures,
             speaks_json=held.speaks_json,
+            deadline_left_s=self._deadline_left_s(held),
         )
         self._post(_Order(decision.worker, order, decision))
+
+    def _deadline_left_s(self, held: Held) -> float | None:
+        deadline_at_s = None if held.spec is None else held.spec.deadline_at_s
+        return None if deadline_at_s is None else max(0.0, deadline_at_s - self._now())
 
     def abort(self, decision: do.Abort) -> None:
         """Tell a worker to stop an attempt."""

@@ -189,6 +189,10 @@ class Dispatch(Record, frozen=True, kw_only=True, tag="dispatch"):
     failures: tuple[Failure, ...] = ()
     speaks_json: bool = False
     """The caller reads JSON: tokens, record and end."""
+    deadline_left_s: Seconds | None = None
+    """Until the job's deadline, by the broker's clock when it sent this: it counts, and not the
+    instant in the job, for the worker's clock may be minutes off. None: the job has none, or the
+    broker is of an older version."""
 
 
 class Abort(Record, frozen=True, kw_only=True, tag="abort"):

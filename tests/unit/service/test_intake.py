@@ -8,6 +8,7 @@ import pytest
 from broker.core.events import JobHeld, QueueDepth
 from broker.service.closer import Ending
 from broker.service.held import BEHIND_MAX, DUPLICATES_MAX
+from broker.service.intake import CLOCK_S_OFF, deadline_of
 from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import MESSAGE_BYTES_MAX, encode
@@ -256,3 +257,25 @@ async def test_what_a_models_prompts_really_made_is_believed_over_the_producer()
         desk.learned.measured(MODEL, prompt_blocks=10, prompt_tokens=1000)
         desk.take(a_delivery(msgspec.structs.replace(job, prompt_tokens=5)))
         assert events(desk)[0].job.prompt_tokens == 1000
+
+
+@pytest.mark.parametrize("off_s", [-600.0, 0.0, 600.0])
+def test_a_producers_clock_says_nothing_of_its_deadline(off_s: float) -> None:
+    """A minute is a minute, from when the server stored the job, whatever its clock shows."""
+    job = a_job(submitted_at_s=1_000_000.0 + off_s, deadline_at_s=1_000_060.0 + off_s)
+    assert deadline_of(job, stored_at_s=1_000_000.0) == 1_000_060.0
+
+
+def test_a_submission_that_was_on_its_way_puts_no_deadline_off() -> None:
+    """CLOCK_S_OFF: so long it may take; what is later is the clock."""
+    job = a_job(submitted_at_s=1000.0, deadline_at_s=1060.0)
+    assert deadline_of(job, stored_at_s=1000.0 + CLOCK_S_OFF) == 1060.0
+    assert deadline_of(job, stored_at_s=1000.5 + CLOCK_S_OFF) == 1060.5 + CLOCK_S_OFF
+
+
+def test_deadlines_that_are_taken_at_their_word() -> None:
+    """A job put in anew keeps its first one, as one that does not say when it was submitted."""
+    again = a_job(submission=1, submitted_at_s=1000.0, deadline_at_s=1060.0)
+    assert deadline_of(again, stored_at_s=5000.0) == 1060.0
+    assert deadline_of(a_job(submitted_at_s=0.0, deadline_at_s=7.0), stored_at_s=5000.0) == 7.0
+    assert deadline_of(a_job(submitted_at_s=1000.0), stored_at_s=5000.0) is None

@@ -1,6 +1,7 @@
 """Each way an attempt can end, and what is recorded, told, acknowledged and reported of it."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -324,6 +325,22 @@ async def test_a_deadline_that_passes_is_a_terminal_record() -> None:
         assert (record.kind, record.reason) == (Kind.EXPIRED, Reason.DEADLINE_EXPIRED)
         assert engine.aborted == ["job-1"]
         assert [type(event) for event in stage.out] == [End]
+
+
+@pytest.mark.parametrize("off_s", [-600.0, 600.0])
+async def test_a_workers_clock_says_nothing_of_a_deadline(off_s: float) -> None:
+    """What is left by the broker's clock counts, however many minutes the worker's is off."""
+    engine = ScriptedEngine()
+    async with an_agent(engine=engine) as stage:
+        job = a_job(deadline_at_s=time.time() + off_s)
+        await stage.dispatch(job, deadline_left_s=60.0)
+        await until(lambda: job.id in engine.requests)
+        engine.say(job.id, an_answer())
+        assert (await stage.end_of(job.id)).outcome is Outcome.SETTLED
+        late = a_job(id="job-2", deadline_at_s=time.time() + off_s)
+        await stage.dispatch(late, attempt=an_attempt(2), deadline_left_s=0.0)
+        await stage.end_of("job-2")
+        assert "job-2" not in engine.requests
 
 
 async def test_a_job_whose_deadline_passed_never_reaches_the_engine() -> None:
