@@ -31,6 +31,8 @@ class JobSpec:
     """When its stream stored it; retries keep it."""
     deadline_at_s: float | None = None
     stream_sequence: int = 0
+    jobs_behind: int = 0
+    """Of its client, those that it has not published yet."""
     streamed: bool = False
     restart_visible: bool = False
     failures: tuple[Failure, ...] = ()

@@ -99,9 +99,9 @@ class Mind:
         queue = self.ledger.queue_of(lease)
         queue.pool.counters.inflight(queue.pool.inflight_jobs)
         if starts:
-            self.queues.charge(queue, lease.cost_tokens)
+            self.queues.charge(queue, lease.cost_tokens, client=lease.job.client)
         else:  # Found running: it did not go in its lane's turn, or was refunded since.
-            self.queues.correct(queue, lease.cost_tokens)
+            self.queues.correct(queue, lease.cost_tokens, client=lease.job.client)
             self._errs(lease, lease.cost_tokens)
         stall_s = self.policy.leases.stall_s
         self.progress_alarms.set(lease.progressed_at_s + stall_s, lease)
@@ -148,7 +148,7 @@ class Mind:
     def refunds(self, lease: Lease, tokens: float) -> None:
         """Give a lane back what its job did not use (or charge the rest, when negative)."""
         queue = self.ledger.queue_of(lease)
-        self.queues.correct(queue, -tokens)
+        self.queues.correct(queue, -tokens, client=lease.job.client)
 
     def settles(self, lease: Lease, *, cost_tokens_real: float | None) -> None:
         """End a leased job; its lane pays for what it really used, where that is known."""

@@ -5,6 +5,7 @@
 2. *Lane* in the band: those whose virtual token counters lie within Q (`lane_slack_tokens`) of the
    least are equal, so that locality may choose between them. A lane that its quota holds back is
    passed over.
+   Within a lane, batches take turns in the same way (`flows`).
 3. *Job*: the least `prefill_s + α · enqueued_at_s`, which is least uncached prefill seconds less α
    times the wait, written so that waiting needs no new sums. What a worker can serve from its cache
    goes at once, short work goes before long, and nobody is overtaken for longer than its own
@@ -208,7 +209,7 @@ class Order:
             if fair and (
                 counter > least + order.lane_slack_tokens or len(fair) >= order.candidates_max
             ):
-                best = self._best(fair, borrow, claims=is_least)
+                best = self._best_in_turn(fair, borrow, claims=is_least)
                 is_least = False
                 if best is not None or pool.closed:
                     break
@@ -223,9 +224,9 @@ class Order:
                 continue
             if not fair:
                 least = counter
-            fair.append(line)
+            fair += queue.turns(aged=aged, slack_tokens=order.lane_slack_tokens)
         if best is None and fair and not pool.closed:
-            best = self._best(fair, borrow, claims=is_least)
+            best = self._best_in_turn(fair, borrow, claims=is_least)
         if best is not None:
             self._lift(passed, best[0].queue)
         return best
@@ -269,11 +270,27 @@ class Order:
         for queue, debt_max in passed:
             self._mind.queues.lift(queue, floor - debt_max)
 
+    def _best_in_turn(
+        self, fair: list[Line], borrow: Borrow, *, claims: bool
+    ) -> tuple[Waiting, Placement] | None:
+        """Find the best of those whose turn it is; where none may go, of their lanes' others."""
+        best = self._best(fair, borrow, claims=claims)
+        if best is not None or self._mind.queues.pool(fair[0][0][3].job.model).closed:
+            return best
+        slack_tokens = self._mind.policy.order.lane_slack_tokens
+        fresh = (line[0][3].queue for line in fair if not line[0][3].aged)
+        others = [
+            line
+            for queue in dict.fromkeys(fresh)
+            for line in queue.others(slack_tokens=slack_tokens)
+        ]
+        return self._best(others, borrow, claims=False) if others else None
+
     def _best(
         self, fair: list[Line], borrow: Borrow, *, claims: bool
     ) -> tuple[Waiting, Placement] | None:
         order = self._mind.policy.order
-        candidates_max = order.candidates_max // len(fair)
+        candidates_max = max(1, order.candidates_max // len(fair))
         best: tuple[Waiting, Placement] | None = None
         best_key: tuple[bool, float, float, int, str] | None = None
         for line in fair:

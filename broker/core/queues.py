@@ -4,7 +4,8 @@ A queue keeps two lines, both in the order of `due_at_s`: fresh jobs, and those 
 past their band's `aging_s` and compete one band up. A job in back-off stands in no line, so that
 retries never fill the window in which the next job is looked for. `due_at_s` is when a job's wait
 ends at the latest (its band's longest wait, or its own nearer deadline), so a nearer deadline goes
-before, and retries keep their place, because it counts from the enqueue time.
+before, and retries keep their place, because it counts from the enqueue time. In a queue of batch
+the fresh ones stand in lines of their own too, one a client, which take turns (`flows`).
 """
 
 import math
@@ -16,6 +17,7 @@ from msgspec import Struct
 from broker.core.bands import BandShares
 from broker.core.decisions import HeldBy
 from broker.core.events import JobSpec
+from broker.core.flows import Flows
 from broker.core.lanes import LaneCounters, Ranking
 from broker.core.policy import Policy
 from broker.core.pressure_step import Step
@@ -66,7 +68,8 @@ class Waiting:
         return (self.due_at_s, self.job.stream_sequence, self.job.key)
 
 
-Line = list[tuple[float, int, str, Waiting]]
+LineEntry = tuple[float, int, str, Waiting]
+Line = list[LineEntry]
 """In order of (due_at_s, stream sequence, key)."""
 
 
@@ -82,6 +85,8 @@ class Queue:
     wait_s_max: float = WAIT_S_UNBOUNDED
     fresh: Line = field(default_factory=Line)
     aged: Line = field(default_factory=Line)
+    flows: Flows | None = None
+    """Of batch: the fresh ones, by client."""
     waiting_jobs: int = 0
     """In line or resting."""
     work_tokens: float = 0.0
@@ -105,7 +110,20 @@ class Queue:
     def ahead_of(self, waiting: Waiting) -> int:
         """Count the jobs in line before this one."""
         place = waiting.place
-        return bisect_left(self.fresh, place) + bisect_left(self.aged, place)
+        if self.flows is None or waiting.aged or waiting.resting:
+            return bisect_left(self.fresh, place) + bisect_left(self.aged, place)
+        client, jobs = waiting.job.client, len(self.fresh)
+        return len(self.aged) + self.flows.ahead_of(place, client, jobs_in_line=jobs)
+
+    def turns(self, *, aged: bool, slack_tokens: float) -> list[Line]:
+        """List lines that have their turn: all that is in line, or of fresh batch some clients'."""
+        if aged or self.flows is None:
+            return [self.aged if aged else self.fresh]
+        return self.flows.fair(slack_tokens=slack_tokens)
+
+    def others(self, *, slack_tokens: float) -> list[Line]:
+        """List lines of fresh batch that have their turn next."""
+        return [] if self.flows is None else self.flows.others(slack_tokens=slack_tokens)
 
     def position_at(self, due_at_s: float) -> int:
         """Count the jobs in line before one whose wait must be over then."""
@@ -221,7 +239,8 @@ class Queues:
         pool = self.pool(model)
         queue = pool.queues.get((lane, band))
         if queue is None:
-            queue = pool.queues[lane, band] = Queue(lane, band, pool)
+            flows = Flows() if band == BATCH_BAND else None
+            queue = pool.queues[lane, band] = Queue(lane, band, pool, flows=flows)
             self._configure(queue)
         return queue
 
@@ -282,20 +301,25 @@ class Queues:
         if not waiting.resting:
             self._line_up(waiting)
 
-    def charge(self, queue: Queue, cost_tokens: float) -> None:
-        """Charge a lane for a job that goes."""
+    def charge(self, queue: Queue, cost_tokens: float, *, client: str) -> None:
+        """Charge a lane, and in batch its client, for a job that goes."""
+        slack_tokens = self._policy.order.lane_slack_tokens
         queue.pool.counters.dispatched(
             queue.lane,
             cost_tokens / queue.weight,
             band=queue.band,
-            slack_tokens=self._policy.order.lane_slack_tokens,
+            slack_tokens=slack_tokens,
         )
         self._rank(queue)
+        if queue.flows is not None:
+            queue.flows.charge(client, cost_tokens, slack_tokens=slack_tokens)
 
-    def correct(self, queue: Queue, tokens: float) -> None:
+    def correct(self, queue: Queue, tokens: float, *, client: str) -> None:
         """Charge a lane for what its jobs cost more than it paid; or refund it, when negative."""
         queue.pool.counters.correct(queue.lane, tokens / queue.weight, band=queue.band)
         self._rank(queue)
+        if queue.flows is not None:
+            queue.flows.correct(client, tokens)
 
     def lift(self, queue: Queue, counter: float) -> None:
         """Raise a lane's counter to this, if it is less."""
@@ -320,13 +344,18 @@ class Queues:
         if not line:
             ranking = (pool.aged if waiting.aged else pool.fresh)[queue.band]
             ranking.put(queue.lane, pool.counters.place(queue.lane, band=queue.band))
-        insort(line, (*waiting.place, waiting))
+        entry = (*waiting.place, waiting)
+        insort(line, entry)
+        if queue.flows is not None and not waiting.aged:
+            queue.flows.enter(entry)
         pool.in_line[queue.band] += 1
 
     def _step_out(self, waiting: Waiting) -> None:
         queue, pool = waiting.queue, waiting.queue.pool
         line = queue.aged if waiting.aged else queue.fresh
         del line[bisect_left(line, waiting.place)]
+        if queue.flows is not None and not waiting.aged:
+            queue.flows.leave(waiting.place, waiting.job.client)
         pool.in_line[queue.band] -= 1
         if not line:
             (pool.aged if waiting.aged else pool.fresh)[queue.band].drop(queue.lane)

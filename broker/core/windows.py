@@ -1,17 +1,21 @@
 """Batches whose window is at risk: their lines compete one band up, while they are.
 
-A queue of batch is at risk when all that waits of it, in its stream too, would take longer at the
-pace it gets than its nearest deadline leaves, with a margin. Then the lines at its head are aged,
-some at a time: they take part in what bands 2-3 may take together (`aged_share_max`), so a late
-batch presses people no more than an old backlog does. Batch does not age by the clock.
+Batches of a queue share it (`flows`) as long as all of them come in time. One is at risk when it
+and those whose windows end first, with what waits in the stream and what their producers have not
+published yet, would take longer at the pace of the queue than its deadline leaves, with a margin.
+Then the lines at its head are aged, some at a time: they go before the queue's others and take part
+in what bands 2-3 may take together (`aged_share_max`), so a late batch presses people no more than
+an old backlog does. Batch does not age by the clock.
 """
 
 import math
+from heapq import nsmallest
 from itertools import islice
 
 from broker.core.estimates import Estimates
+from broker.core.flows import Flow
 from broker.core.mind import Mind
-from broker.core.queues import Queue
+from broker.core.queues import LineEntry, Queue
 from broker.wire.ids import BATCH_BAND
 
 LOOK_S = 1.0
@@ -19,6 +23,9 @@ LOOK_S = 1.0
 
 LANES_MAX = 64
 """Queues of a pool that one look asks."""
+
+FLOWS_MAX = 32
+"""Batches of a queue that one look asks, those whose windows end first."""
 
 PROMOTED_JOBS_MAX = 64
 """Lines of a queue that stand one band up at once: as many as are looked at for the next job."""
@@ -43,19 +50,28 @@ class Windows:
                 self._look(pool.queues[lane, BATCH_BAND])
 
     def _look(self, queue: Queue) -> None:
+        """Age lines of the batches at risk: of the one that ends first, first."""
         room = PROMOTED_JOBS_MAX - len(queue.aged)
-        if room <= 0 or not self._is_at_risk(queue):
+        if room <= 0 or queue.flows is None:
             return
-        for _, _, _, waiting in queue.fresh[:room]:
-            if waiting.job.deadline_at_s is not None:
+        jobs = len(queue.aged) + queue.pending_jobs
+        for flow in nsmallest(FLOWS_MAX, queue.flows, key=_first):
+            jobs += len(flow.line) + flow.jobs_behind
+            needs_s = self._estimates.wait_s(queue, position=jobs)
+            risky_at_s = self._mind.at_s + self._mind.policy.order.window_margin_ratio * needs_s
+            at_risk = [entry[3] for entry in flow.line[:room] if _ends_by(entry, risky_at_s)]
+            for waiting in at_risk:
                 self._mind.queues.age(waiting)
                 queue.pool.settled = False
+            room -= len(at_risk)
+            if room <= 0:
+                return
 
-    def _is_at_risk(self, queue: Queue) -> bool:
-        deadline_at_s = queue.fresh[0][3].job.deadline_at_s
-        if deadline_at_s is None:
-            return False
-        jobs = queue.waiting_jobs + queue.pending_jobs
-        needs_s = self._estimates.wait_s(queue, position=jobs)
-        margin = self._mind.policy.order.window_margin_ratio
-        return self._mind.at_s + margin * needs_s >= deadline_at_s
+
+def _first(flow: Flow) -> tuple[float, int, str]:
+    return flow.line[0][:3]
+
+
+def _ends_by(entry: LineEntry, at_s: float) -> bool:
+    deadline_at_s = entry[3].job.deadline_at_s
+    return deadline_at_s is not None and deadline_at_s <= at_s

@@ -168,6 +168,7 @@ class Intake:
             enqueued_at_s=delivery.stored_at_s,
             deadline_at_s=deadline_of(job, stored_at_s=delivery.stored_at_s),
             stream_sequence=delivery.sequence,
+            jobs_behind=job.jobs_behind,
             streamed=job.stream,
             restart_visible=job.restart_visible,
             failures=self._book.failures.get(key, ()),

@@ -96,6 +96,9 @@ class Job(Record, frozen=True, kw_only=True):
     """Who asked inside the lane, for its accounts: a name, never the secret."""
     reads_bundles: bool = False
     """The caller reads Bundles, on `subjects.out_bundles`: its tokens may come in these."""
+    jobs_behind: Count = 0
+    """Of a batch: how many of the same client follow that are not published yet. A broker sees by
+    it that a deadline is at risk before they come."""
 
 
 class Usage(Struct, frozen=True, array_like=True):
