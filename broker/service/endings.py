@@ -10,6 +10,7 @@ from broker.core.events import Event, JobEnded
 from broker.service.closer import Closer, Ending, Farewell
 from broker.service.held import Duplicate, Held, Shelf
 from broker.service.stages import Stage
+from broker.service.sweeps import Sweeps
 from broker.service.texts import ending_text
 from broker.wire import codec, subjects
 from broker.wire.fields import Seconds, ShortText, Token
@@ -43,6 +44,8 @@ class Endings:
         tell: Callable[[Event], None],
     ) -> None:
         """Records carry the time of `now`; jobs found gone are told to the mind by `tell`."""
+        self.sweeps = Sweeps()
+        """Lanes whose jobs end as they are pulled."""
         self._shelf = shelf
         self._closer = closer
         self._now = now

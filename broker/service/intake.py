@@ -22,7 +22,7 @@ from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, speaks_json
 from broker.wire.ids import MalformedName, is_token, job_key
 from broker.wire.json_form import begins_json
-from broker.wire.messages import Job, Reason
+from broker.wire.messages import Job, Kind, Reason
 from broker.wire.prefix import HASH_BYTES, unpack_hashes
 from broker.wire.subjects import JobAddress
 
@@ -93,7 +93,7 @@ class Intake:
         spec = self._spec(found.job, delivery)
         known = self._shelf.get(spec.key)
         if known is None:
-            self._hold(found, spec, delivery, pull)
+            self._hold(found, spec, delivery, address, pull)
         elif known.message_id == (delivery.stream, delivery.sequence):
             pull.release()
             self._again(known, found, spec, delivery)
@@ -114,7 +114,9 @@ class Intake:
         """Note how many messages of a queue are not pulled yet."""
         self._tell(QueueDepth(self._now(), address.lane, address.band, address.model, pending_jobs))
 
-    def _hold(self, whole: Whole, spec: JobSpec, delivery: Delivery, pull: Pull) -> None:
+    def _hold(
+        self, whole: Whole, spec: JobSpec, delivery: Delivery, address: JobAddress, pull: Pull
+    ) -> None:
         job = whole.job
         held = Held(
             key=spec.key,
@@ -140,6 +142,9 @@ class Intake:
             return
         if running:
             self._shelf.runs(held)
+        elif self._endings.sweeps.takes(address, sequence=held.sequence):
+            self._endings.end(held, Kind.CANCELLED, reason=Reason.CANCELLED)
+            return
         self._tell(JobHeld(self._now(), spec))
 
     def _again(self, known: Held, whole: Whole, spec: JobSpec, delivery: Delivery) -> None:

@@ -3,8 +3,8 @@
 A job has a message in its stream until it has ended, so a walk through the lane's streams meets
 each job once. What the mind knows is cancelled by the mind; what the broker has not pulled yet is
 ended where it stands, record first, by the rule of removal. Each step is one request, and the asker
-carries the place to go on from: nothing is remembered here, and a hundred thousand queued jobs are
-two hundred short requests.
+carries the place to go on from, and a hundred thousand queued jobs are two hundred short requests.
+What the pulls bring in between ends at the door (`sweeps`), and all else is forgotten here.
 """
 
 import asyncio
@@ -72,6 +72,7 @@ class LaneCancel:
         self._shelf = shelf
         self._scheduler = scheduler
         self._endings = endings
+        self._sweeps = endings.sweeps
         self._tell = tell
         self._now = now
 
@@ -119,6 +120,7 @@ class LaneCancel:
         self, lane: str, request: LaneCancelRequest, span: StreamSpan, rest: tuple[StreamSpan, ...]
     ) -> LaneCancelStep:
         """Look at the next messages of a stream, and cancel what is meant."""
+        self._sweeps.begin(request, span, for_s=WALK_S_MAX + STEP_S_MAX)
         looked = asked = running = 0
         unpulled: list[_Unpulled] = []
         walk_ends_s = time.monotonic() + WALK_S_MAX
@@ -142,13 +144,14 @@ class LaneCancel:
             if time.thread_time() >= turn_ends_s:
                 await asyncio.sleep(0)
                 turn_ends_s = time.thread_time() + WALK_SLICE_S
-        ended = await self._end(unpulled)
-        if ended < len(unpulled):
+        ended, is_left = await self._end(span.stream, unpulled)
+        if is_left:
             # The next step begins with what this one could not end.
             next_sequence = unpulled[0].sequence
         left = replace(span, next_sequence=next_sequence)
         spans = rest if next_sequence > span.last_sequence else (left, *rest)
-        return LaneCancelStep(jobs=asked + ended, running=running, spans=spans)
+        swept = self._sweeps.end_step(span.stream, is_last=spans == rest)
+        return LaneCancelStep(jobs=asked + ended + swept, running=running, spans=spans)
 
     def _is_known(self, lane: str, job_id: str) -> bool:
         key = job_key(lane, job_id)
@@ -163,14 +166,17 @@ class LaneCancel:
         self._tell(CancelRequested(self._now(), key))
         return True, self._scheduler.is_leased(key)
 
-    async def _end(self, unpulled: list[_Unpulled]) -> int:
-        """End jobs where they stand, some at once; return how many are gone."""
-        ended = 0
+    async def _end(self, stream: str, unpulled: list[_Unpulled]) -> tuple[int, bool]:
+        """End jobs where they stand, some at once; tell how many are gone, and if any is left."""
+        ended = passed = 0
         waiting = iter(unpulled)
 
         async def end_some() -> None:
-            nonlocal ended
+            nonlocal ended, passed
             for one in waiting:
+                if self._sweeps.has_ended(stream, one.sequence):
+                    passed += 1
+                    continue
                 gone = await self._endings.end_unpulled_now(
                     one.job, one.address, sequence=one.sequence, speaks_json=one.speaks_json
                 )
@@ -183,7 +189,7 @@ class LaneCancel:
                     tasks.create_task(end_some())
         except TimeoutError:
             pass
-        return ended
+        return ended, ended + passed < len(unpulled)
 
 
 def _streams(lane: str) -> tuple[str, ...]:

@@ -351,8 +351,8 @@ class Leadership:
             return
         self.book.forget(ending.key)
         if self.scheduler.is_known(ending.key):
-            # It was cancelled in its stream, and pulled meanwhile.
-            self.endings.forget(ending.key)
+            # It was cancelled in its stream, and pulled meanwhile. At once, or it may still go.
+            self.loop.forget(ending.key)
         if held is not None:
             behind, held.behind = held.behind, {}
             self.shelf.remove(ending.key)

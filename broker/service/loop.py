@@ -20,6 +20,7 @@ from broker.core.events import (
     DispatchAnswered,
     Event,
     FirstTokenSeen,
+    JobEnded,
     JobSpec,
     Tick,
     Unanswered,
@@ -225,6 +226,10 @@ class Loop:
         decisions = self.scheduler.step(event, settles=False)
         self._carry_all(decisions, event.at_s)
         return decisions
+
+    def forget(self, key: str) -> None:
+        """Let the mind forget a job before it decides anything more: from work given to `call`."""
+        self._step(JobEnded(self._now(), key))
 
     def _settle(self) -> None:
         self._has_more = False  # Should it raise, the next event comes first.

@@ -13,6 +13,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import uvloop
@@ -21,7 +22,7 @@ from broker.bus.nats import NatsBus, connect
 from broker.wire import subjects
 from broker.wire.codec import encode
 from broker.wire.ids import BATCH_BAND
-from ops.cluster import LocalCluster
+from ops.cluster import LocalCluster, Member
 from ops.demo.run import until_ready
 from ops.demo.setting import Setting, write_config
 from producers.client import Client
@@ -84,7 +85,7 @@ async def online_ms(client: Client, stop: asyncio.Event) -> list[float]:
     return sorted(took_ms)
 
 
-async def beside(client: Client, work: "asyncio.Task[None]") -> list[float]:
+async def beside(client: Client, work: "asyncio.Task[Any]") -> list[float]:
     """Online latencies while something else is done."""
     stop = asyncio.Event()
     measuring = asyncio.create_task(online_ms(client, stop))
@@ -126,8 +127,13 @@ async def measure(jobs: int) -> None:
                 beside_ms = await beside(online, cancelling)
                 took_s = time.perf_counter() - began_s
                 after = await lag_counts(url)
-            left = (await bus.stream_state(subjects.jobs_stream(LANE, BATCH_BAND))).messages
-            print(f"stored {filled_s:,.0f} jobs/s, cancelled {jobs / took_s:,.0f}/s, {left} left")
+            ended_s = await until_empty(bus) + took_s
+            records = (await bus.stream_state(subjects.results_stream(LANE))).messages
+            print(
+                f"stored {filled_s:,.0f} jobs/s, cancelled {jobs / took_s:,.0f}/s in {took_s:.1f} s"
+            )
+            print(f"told {cancelling.result():,} jobs; {records:,} records, one a job")
+            print(f"the last message left after {ended_s:.1f} s; broker {broker_mb(broker)} MB")
             print(f"loop lag alone:  {lag(at_first, before)}")
             print(f"loop lag beside: {lag(before, after)}")
             print(f"online alone:  {told(alone_ms)}")
@@ -135,8 +141,23 @@ async def measure(jobs: int) -> None:
             await bus.close()
 
 
-async def _cancel(owner: Client) -> None:
-    await owner.cancel_jobs()
+async def _cancel(owner: Client) -> int:
+    return (await owner.cancel_jobs()).jobs
+
+
+async def until_empty(bus: NatsBus) -> float:
+    """Wait until no job of the lane has a message any more; return how long that took."""
+    began_s = time.perf_counter()
+    stream = subjects.jobs_stream(LANE, BATCH_BAND)
+    while (await bus.stream_state(stream)).messages:
+        await asyncio.sleep(0.1)
+    return time.perf_counter() - began_s
+
+
+def broker_mb(broker: Member) -> int:
+    """Most memory that the broker had so far."""
+    status = Path(f"/proc/{broker.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) // 1024
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from broker.bus.base import Message, NoResponders, StreamFull
-from broker.core.events import CancelRequested
-from broker.service import lane_cancel
+from broker.core.decisions import Dispatch
+from broker.core.events import CancelRequested, JobHeld
+from broker.service import lane_cancel, loop
+from broker.service.endings import JobHead
 from broker.service.lane_cancel import ENDED_AT_ONCE_MAX
 from broker.service.stages import Stage
 from broker.wire import subjects
@@ -24,7 +26,7 @@ from producers.errors import Unreachable
 from tests.builders import LANE, MODEL, a_job
 from tests.crashing import Failing, Gate
 from tests.lanes import QUICK
-from tests.leaders import Desk, Worker, a_desk
+from tests.leaders import ADDRESS, Desk, Worker, a_beat, a_delivery, a_desk
 from tests.turns import until
 
 OTHER = "other"
@@ -146,6 +148,55 @@ async def test_steps_are_bounded_and_later_jobs_stay(monkeypatch: pytest.MonkeyP
             request = LaneCancelRequest(spans=step.spans)
         assert done == 35
         assert await desk.queued() == 1
+
+
+async def test_what_is_pulled_meanwhile_ends_at_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unseen by the mind, which would place and dispatch it; it is counted, and others are not."""
+    monkeypatch.setattr(lane_cancel, "STEP_JOBS_MAX", 2)
+    async with a_desk_and_client("outbox") as (desk, _):
+        jobs = [a_job(id=f"job-{number}") for number in range(6)]
+        for job in jobs:
+            await desk.publish(job)
+        step_of = desk.leader.control._lane_cancel.step
+        request = LaneCancelRequest(spans=(await step_of(LANE, LaneCancelRequest())).spans)
+        first = await step_of(LANE, request)
+        await desk.publish(a_job(id="late"))
+        desk.take(a_delivery(jobs[5], sequence=6, ack_subject=""))
+        desk.take(a_delivery(a_job(id="late"), sequence=7))
+        desk.turn()
+        held = [one.job.key for one in desk.seen.events if isinstance(one, JobHeld)]
+        assert held == [f"{LANE}.late"]
+
+        def ended() -> bool:
+            desk.turn()
+            return f"{LANE}.job-5" not in desk.shelf
+
+        await until(ended)
+        second = await step_of(LANE, LaneCancelRequest(spans=first.spans))
+        third = await step_of(LANE, LaneCancelRequest(spans=second.spans))
+        assert (first.jobs, second.jobs, third.jobs, third.spans) == (2, 3, 1, ())
+        found = await records(desk)
+        assert {name: one.kind for name, one in found.items()} == {
+            f"job-{number}": Kind.CANCELLED for number in range(6)
+        }
+
+
+async def test_a_job_that_is_pulled_while_it_ends_is_not_dispatched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It left its stream: the mind forgets it before it hears of a worker that has room."""
+    monkeypatch.setattr(loop, "SLICE_S", 0.0)
+    async with a_desk_and_client("outbox") as (desk, _):
+        desk.allow()
+        job = a_job()
+        sequence = await desk.publish(job)
+        desk.take(a_delivery(job, sequence=sequence))
+        head = JobHead(id=job.id, client=job.client)
+        assert await desk.leader.endings.end_unpulled_now(head, ADDRESS, sequence=sequence)
+        desk.leader.loop.heartbeat(a_beat())  # Behind the closer's word.
+        desk.turn()
+        assert not desk.seen.of(Dispatch)
+        assert not len(desk.shelf)
 
 
 async def test_a_step_ends_some_at_once_and_keeps_no_bodies() -> None:
