@@ -97,7 +97,7 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """first_token: weight of the seconds that its KV adds to the decoding of the jobs there."""
     interference_weight: NotNegative = 0.016
     """first_token: weight of the seconds for which its prefill holds up the jobs there."""
-    size_weight: NotNegative = 1.6
+    size_weight: NotNegative = 1.2
     """first_token: weight of being far from the workers that have the jobs of its size, in seconds
     for which a mean job holds up each that runs beside it, where more than a few do; where many
     do, in proportion to their number. What is cached goes before. 0: sizes are not set apart."""
