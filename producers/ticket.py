@@ -82,6 +82,7 @@ class Ticket:
         "job",
         "look_in_s",
         "on_chunks",
+        "on_start",
         "record",
         "rejected",
         "rejected_at_s",
@@ -118,6 +119,8 @@ class Ticket:
         self.on_chunks: Callable[[], bool] | None = None
         """Called when there are new chunks; says whether it sees to them. If not, and without it,
         who waits in `next_chunk` is woken, which costs more than a chunk itself."""
+        self.on_start: Callable[[], None] | None = None
+        """Called each time that a start is heard; one may pass unheard."""
         self._owner = owner
         self._receipt: Queued | None = None
         self._changed = asyncio.Event()
@@ -274,6 +277,8 @@ class Ticket:
                     self.state = TicketState.STARTED
                     self.started_at_s = time.time()
                     self._changed.set()
+                    if self.on_start is not None:
+                        self.on_start()
             case StoredEnd():
                 return Heard.LOOK, None
             case End(record=packed):

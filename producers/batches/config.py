@@ -15,6 +15,9 @@ class BatchesConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     lines_inflight_max: AtLeastOne = 1000
     """Jobs of a batch in the cluster at once: enough for ten workers of twenty slots five times
     over, so that the broker can choose among lines that share a prefix."""
+    lines_waiting_max: AtLeastOne = 384
+    """Of these, those that wait for their start, of all batches of a lane together: fewer than the
+    broker looks at (`window_batch_jobs`, 512), so that it sees a new batch's lines at once."""
     inflight_bytes_max: AtLeastOne = 32_000_000
     """Their bodies."""
     lookahead_lines: AtLeastOne = 2048

@@ -5,9 +5,11 @@ stopped (cancelled, or its window over) and the cluster said nothing of it in ti
 """
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -28,7 +30,7 @@ from producers.errors import (
     UnknownLane,
     UnknownModel,
 )
-from producers.ticket import Ticket
+from producers.ticket import Ticket, TicketState
 
 RECALLS_AT_ONCE_MAX = 64
 """Cancellations under way at once, of a batch that is stopped."""
@@ -52,8 +54,12 @@ class Flight:
         *,
         config: BatchesConfig,
         traces: dict[int, Trace],
+        waiting_max: Callable[[], int],
     ) -> None:
-        """`take` gets each line's end; `traces`: where earlier runners' jobs stand."""
+        """`take` gets each line's end; `traces`: where earlier runners' jobs stand.
+
+        `waiting_max`: how many lines may wait for their start, now.
+        """
         self.oldest = OldestJob(batch.place.jobs_after_sequence)
         self.stopped: Code | None = None
         """Code of the lines that can't be run any more; None while they can."""
@@ -62,7 +68,14 @@ class Flight:
         self._take = take
         self._config = config
         self._traces = traces
-        self._room = Room(jobs_max=config.lines_inflight_max, bytes_max=config.inflight_bytes_max)
+        self._room = Room(
+            jobs_max=config.lines_inflight_max,
+            bytes_max=config.inflight_bytes_max,
+            waiting_max=waiting_max,
+        )
+        self._waiting: set[int] = set()
+        """Lines that have not started yet, as far as we heard."""
+        self._begun = 0
         self._submitting: dict[int, asyncio.Task[None]] = {}
         self._tickets: dict[int, Ticket] = {}
         self._landed = asyncio.Event()
@@ -78,7 +91,11 @@ class Flight:
     async def start(self, work: Work, lines: asyncio.TaskGroup) -> None:
         """Set a line going, once there is room."""
         await self._room.take(len(work.job.body))
-        lines.create_task(self._run(work))
+        self._waiting.add(work.number)
+        self._begun += 1
+        behind = self._batch.counts.total - self._batch.counts.ended - self._begun
+        job = replace(work.job, jobs_behind=max(0, behind))
+        lines.create_task(self._run(dataclasses.replace(work, job=job)))
 
     async def close(self, number: int, custom_id: str) -> None:
         """End a line that was never submitted."""
@@ -136,9 +153,16 @@ class Flight:
             await self._take(await self._live(work))
         finally:
             self._tickets.pop(work.number, None)
+            self._started(work.number)
             self._traces.pop(work.number, None)
             self.oldest.end(work.number)
             self._room.give_back(len(work.job.body))
+
+    def _started(self, number: int) -> None:
+        """A line waits no longer."""
+        if number in self._waiting:
+            self._waiting.remove(number)
+            self._room.started()
 
     async def _live(self, work: Work) -> Result:
         """Submit a line, or take it up, and wait for its end."""
@@ -149,6 +173,9 @@ class Flight:
             if ticket is None:
                 return await self._last_look(work)
             self._tickets[work.number] = ticket
+            ticket.on_start = partial(self._started, work.number)
+            if ticket.state is not TicketState.QUEUED:
+                self._started(work.number)
             self.oldest.stored(work.number, ticket.sequence)
             if self.stopped is Code.BATCH_CANCELLED and ticket.record is None:
                 await ticket.cancel()

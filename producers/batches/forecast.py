@@ -1,13 +1,18 @@
 """How long a batch takes at today's capacity, and how likely its window is too short. Pure.
 
-The pace is that of the batch itself once it runs, before that the lane's batch queue's: what waits
-there over how long it is said to wait. What is left, over the pace, is when the last line ends;
-how sure that is shows in how much the pace changed so far. The time is taken as log-normal about
-the estimate, so the chance to miss is the part of it beyond the window.
+Batches of a lane share it evenly, so until one has ended, of each other one as much is done as of
+this one, or all that it has. All that, over the pace of the lane, is when the last line ends; how
+sure that is shows in how much the pace changed so far. The time is taken as log-normal about the
+estimate, so the chance to miss is the part of it beyond the window. While a batch is alone, its own
+pace is the lane's; before any line ended it is the lane's batch queue's: what waits there over how
+long it is said to wait.
 """
 
+import itertools
 import math
 from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from producers.batches.records import Forecast
 
@@ -28,6 +33,34 @@ SPREAD_MIN = 0.1
 """The least doubt: fleets change, and the lines that are left are other lines."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What ends in a second, and how sure that is."""
+
+    a_second: float
+    """Above 0."""
+    spread: float
+    """Standard error, relative."""
+
+
+def rate_of(points: Sequence[tuple[float, float]]) -> Rate | None:
+    """Tell the rate of what had been done at each time; None while nothing was, or not known."""
+    if len(points) < 2:  # noqa: PLR2004 - two make a difference.
+        return None
+    (first_s, first), (last_s, last) = points[0], points[-1]
+    if last <= first or last_s <= first_s:
+        return None
+    mean = (last - first) / (last_s - first_s)
+    rates = [
+        (later - earlier) / (later_s - earlier_s)
+        for (earlier_s, earlier), (later_s, later) in itertools.pairwise(points)
+    ]
+    if len(rates) < 2:  # noqa: PLR2004 - one tells nothing of the others.
+        return Rate(mean, SPREAD_UNKNOWN)
+    variance = sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1)
+    return Rate(mean, max(SPREAD_MIN, math.sqrt(variance / len(rates)) / mean))
+
+
 class Pace:
     """Lines a second of a batch, from samples of how many have ended.
 
@@ -37,7 +70,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES_MAX + 1)
+        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX + 1)
         self._begun_with: int | None = None
 
     def note(self, ended: int, *, at_s: float) -> None:
@@ -50,37 +83,22 @@ class Pace:
             self._samples.append((at_s, ended))
 
     @property
-    def lines_s(self) -> float:
-        """Lines a second over the samples; 0 while not known."""
-        if len(self._samples) < 2:  # noqa: PLR2004 - two make a difference.
-            return 0.0
-        (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
-        return (last - first) / (last_s - first_s)
-
-    @property
-    def spread(self) -> float:
-        """Standard error of the pace, relative: how sure the mean of the samples is."""
-        paces = [
-            (later - earlier) / (later_s - earlier_s)
-            for (earlier_s, earlier), (later_s, later) in zip(
-                self._samples, list(self._samples)[1:], strict=False
-            )
-        ]
-        mean = self.lines_s
-        if len(paces) < 2 or not mean:  # noqa: PLR2004 - one tells nothing of the others.
-            return SPREAD_UNKNOWN
-        variance = sum((pace - mean) ** 2 for pace in paces) / (len(paces) - 1)
-        return max(SPREAD_MIN, math.sqrt(variance / len(paces)) / mean)
+    def rate(self) -> Rate | None:
+        """Lines a second over the samples; None while not known."""
+        return rate_of(self._samples)
 
 
-def forecast(
-    *, left_lines: int, lines_s: float, spread: float, left_s: float, at_s: float
-) -> Forecast | None:
-    """Tell what is left; None while no pace is known. `left_s`: of the window."""
-    if lines_s <= 0:
+def shared(left: float, others: Iterable[float]) -> float:
+    """Tell how much a lane has done when one of its batches ends, `others` being what they have."""
+    return left + sum(min(left, other) for other in others)
+
+
+def forecast(work: float, rate: Rate | None, *, left_s: float, at_s: float) -> Forecast | None:
+    """Tell when so much will be done; None while no rate is known. `left_s`: of the window."""
+    if rate is None:
         return None
-    takes_s = left_lines / lines_s
-    return Forecast(at_s=at_s, takes_s=takes_s, miss_ratio=miss_ratio(takes_s, left_s, spread))
+    takes_s = work / rate.a_second
+    return Forecast(at_s=at_s, takes_s=takes_s, miss_ratio=miss_ratio(takes_s, left_s, rate.spread))
 
 
 def aged(found: Forecast, *, left_s: float, at_s: float) -> Forecast:

@@ -65,6 +65,8 @@ class Forecast(Record, frozen=True, kw_only=True):
     """Until the last line ended."""
     miss_ratio: Seconds
     """Chance (0..1) that the window ends before."""
+    lane_lines_s: Seconds = 0.0
+    """Lines like its own that all its lane's batches end in a second; 0: not known."""
 
 
 class Place(Record, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -32,9 +33,10 @@ from producers.batches.config import BatchesConfig
 from producers.batches.copies import Copies
 from producers.batches.errors import BatchesError
 from producers.batches.flight import Flight
-from producers.batches.forecast import Pace, aged, forecast
+from producers.batches.forecast import Pace, aged
 from producers.batches.hold import Hold
 from producers.batches.journal import numbers_of
+from producers.batches.lanes import Lanes
 from producers.batches.lines import windows
 from producers.batches.records import Batch, Place, Status
 from producers.batches.results import ResultFiles
@@ -72,8 +74,10 @@ class Run:
         client: Client,
         config: BatchesConfig,
         count: Count,
+        lanes: Lanes,
     ) -> None:
         """`client`: of the batch's lane, its id that of the batch."""
+        self._lanes = lanes
         self._hold = hold
         self._bus = bus
         self._files = files
@@ -128,7 +132,12 @@ class Run:
 
     async def _bring_to_end(self, tasks: asyncio.TaskGroup) -> None:
         flight = self._flight = Flight(
-            self.batch, self._client, self._writer.take, config=self._config, traces=self._traces
+            self.batch,
+            self._client,
+            self._writer.take,
+            config=self._config,
+            traces=self._traces,
+            waiting_max=partial(self._lanes.lines_waiting_max, self.batch.lane),
         )
         flight.stopped = self._stop_code()
         stopping = tasks.create_task(self._stop_when_asked(flight))
@@ -376,13 +385,7 @@ class Run:
         counted = replace(self._results.counted(batch), place=place)
         now_s = time.time()
         self._pace.note(counted.counts.ended, at_s=now_s)
-        ahead = forecast(
-            left_lines=counted.counts.total - counted.counts.ended,
-            lines_s=self._pace.lines_s,
-            spread=self._pace.spread,
-            left_s=batch.deadline_at_s - now_s,
-            at_s=now_s,
-        )
+        ahead = self._lanes.forecast(counted, self._pace.rate, at_s=now_s)
         if batch.forecast and (ahead is None or counted.counts == batch.counts):
             left_s = batch.deadline_at_s - now_s
             ahead = aged(batch.forecast, left_s=left_s, at_s=now_s)

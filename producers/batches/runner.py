@@ -27,6 +27,7 @@ from producers.batches.config import BatchesConfig
 from producers.batches.copies import Copies, sweep_copies
 from producers.batches.errors import BatchesError, LeaseLost
 from producers.batches.hold import Hold, is_free, take
+from producers.batches.lanes import Lanes
 from producers.batches.records import Batch, Status
 from producers.batches.run import Run, end_without_lane
 from producers.batches.shelf import Shelf, all_batches, files_of
@@ -100,6 +101,7 @@ class BatchRunner:
         self._config = config or BatchesConfig()
         # An outage of minutes is waited out, no error.
         self._client = replace(client or ClientConfig(), submit_s=OUTAGE_S, no_stream_s=OUTAGE_S)
+        self._lanes = Lanes(self._config)
         self._runs: dict[str, Run] = {}
         self._running: dict[str, str] = {}
         """Lane of each batch that is taken here."""
@@ -163,6 +165,7 @@ class BatchRunner:
     def _hear(self, key: str) -> None:
         """Somebody wrote a batch's record."""
         _, lane, batch_id = key.split(".")
+        self._lanes.heard(lane, batch_id)
         if (run := self._runs.get(batch_id)) is not None:
             run.heard()
         elif batch_id not in self._running and len(self._heard) < HEARD_MAX:
@@ -171,8 +174,10 @@ class BatchRunner:
 
     async def _take_found(self, tasks: asyncio.TaskGroup) -> None:
         """Look at all batches, and take free ones: first of the lanes that have fewest here."""
+        batches = await all_batches(self._bus)
         now_s = time.time()
-        free = [batch for batch in await all_batches(self._bus) if is_free(batch, now_s=now_s)]
+        self._lanes.seen(batches, at_s=now_s)
+        free = [batch for batch in batches if is_free(batch, now_s=now_s)]
         free.reverse()  # Oldest first.
         while free and self._has_room:
             lanes = Counter(self._running.values())
@@ -231,7 +236,7 @@ class BatchRunner:
                 find_copy=Copies(self._bus, hold.batch).find,
             ) as client:
                 count = partial(self._count, hold.batch.lane)
-                run = Run(hold, self._bus, files, client, self._config, count)
+                run = Run(hold, self._bus, files, client, self._config, count, self._lanes)
                 self._runs[batch_id] = run
                 await run.go()
         except* LeaseLost as group:

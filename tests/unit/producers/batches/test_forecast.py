@@ -14,10 +14,13 @@ from producers.batches.forecast import (
     SPREAD_MIN,
     SPREAD_UNKNOWN,
     Pace,
+    Rate,
     aged,
     duration,
     forecast,
     miss_ratio,
+    rate_of,
+    shared,
     told,
 )
 from producers.batches.records import Forecast
@@ -36,13 +39,15 @@ def paced(*ended: int) -> Pace:
 def test_a_steady_pace_is_trusted() -> None:
     """Lines over time; little doubt is left, and some always is."""
     pace = paced(*range(0, 1000, 50))
-    assert pace.lines_s == 50 / SAMPLE_S
-    assert pace.spread == SPREAD_MIN
+    assert pace.rate == Rate(50 / SAMPLE_S, SPREAD_MIN)
 
 
 def test_an_unsteady_pace_is_doubted() -> None:
     """More than a steady one of the same mean."""
-    assert paced(0, 100, 100, 200, 200).spread > paced(0, 50, 100, 150, 200).spread
+    unsteady, steady = paced(0, 100, 100, 200, 200).rate, paced(0, 50, 100, 150, 200).rate
+    assert unsteady is not None
+    assert steady is not None
+    assert unsteady.spread > steady.spread
 
 
 def test_the_beginning_is_not_counted() -> None:
@@ -50,17 +55,30 @@ def test_the_beginning_is_not_counted() -> None:
 
     Measured on a batch of 48 s: at a tenth of its lines 3 times as long was told as it then took.
     """
-    assert paced(0, 0, 0, 50, 100, 150).lines_s == 50 / SAMPLE_S
-    assert paced(700, 700, 750, 800).lines_s == 50 / SAMPLE_S
+    for pace in (paced(0, 0, 0, 50, 100, 150), paced(700, 700, 750, 800)):
+        assert pace.rate is not None
+        assert pace.rate.a_second == 50 / SAMPLE_S
 
 
 @pytest.mark.parametrize("ended", [[], [5], [5, 5], [0, 5]])
 def test_nothing_is_known_at_first(ended: list[int]) -> None:
-    """No pace, no forecast, all the doubt."""
-    pace = paced(*ended)
-    assert (pace.lines_s, pace.spread) == (0.0, SPREAD_UNKNOWN)
-    assert forecast(left_lines=5, lines_s=pace.lines_s, spread=1.0, left_s=9.0, at_s=0.0) is None
+    """No pace, no forecast; and of the first two samples all the doubt."""
+    assert paced(*ended).rate is None
+    assert forecast(5, paced(*ended).rate, left_s=9.0, at_s=0.0) is None
     assert told(None) == {}
+    assert paced(0, 5, 10).rate == Rate(5 / SAMPLE_S, SPREAD_UNKNOWN)
+
+
+@pytest.mark.parametrize("points", [[], [(0.0, 1.0)], [(0.0, 1.0), (5.0, 1.0)], [(5.0, 1.0)] * 2])
+def test_what_stands_still_has_no_rate(points: list[tuple[float, float]]) -> None:
+    """Nor has what is seen at one time alone."""
+    assert rate_of(points) is None
+
+
+def test_others_count_as_far_as_they_share() -> None:
+    """Of each as much is done as of this one, or all that it has."""
+    assert shared(100, []) == 100
+    assert shared(100, [10_000, 30, 0]) == 100 + 100 + 30
 
 
 def test_samples_are_bounded_and_spaced() -> None:
@@ -69,10 +87,11 @@ def test_samples_are_bounded_and_spaced() -> None:
     pace.note(0, at_s=-1.0)
     pace.note(1, at_s=0.0)
     pace.note(1000, at_s=SAMPLE_S / 2)
-    assert pace.lines_s == 0.0
+    assert pace.rate is None
     for number in range(1, 3 * SAMPLES_MAX):
         pace.note(number * 10 if number > SAMPLES_MAX else 1, at_s=number * SAMPLE_S)
-    assert pace.lines_s == 10 / SAMPLE_S
+    assert pace.rate is not None
+    assert pace.rate.a_second == 10 / SAMPLE_S
 
 
 @given(TIMES, TIMES, st.floats(0.1, 2.0))
@@ -107,7 +126,7 @@ def test_a_forecast_ages_by_steps() -> None:
 
 def test_it_is_told_in_words_and_numbers() -> None:
     """For people and for scripts."""
-    ahead = forecast(left_lines=7200, lines_s=1.0, spread=0.5, left_s=7200.0, at_s=0.0)
+    ahead = forecast(7200, Rate(1.0, 0.5), left_s=7200.0, at_s=0.0)
     assert told(ahead) == {
         "inferlane_takes": "at today's capacity this takes 2 h 0 min",
         "inferlane_takes_s": "7200",

@@ -1,55 +1,100 @@
 """The first word on how long a new batch takes."""
 
+from typing import Any
+
 import pytest
 
-from producers.batches.census import UNTAKEN_S
-from producers.batches.outlook import lines_before
-from producers.batches.records import Batch, Counts, Lease, Place, Status
-from tests.stored_batches import a_batch
+from producers.batches.outlook import BATCHES_AGE_S_MAX, outlook, pace_of_last
+from producers.batches.records import Batch, Counts, Forecast, Status
+from tests.stored_batches import ENDPOINT, Place, a_batch, a_place
 
-NOW_S = 5000.0
+NOW_S = 50_000.0
 NEW = a_batch(id="batch_new", lines=100)
 
 
-def another(
-    *, total: int, ended: int = 0, inflight: int = 0, window_s: float, runs: bool = True
-) -> Batch:
-    """A batch of the same lane, as old as the new one's lane."""
-    until_s = NOW_S + 5 if runs else NOW_S - UNTAKEN_S - 5
+def ended(name: str, *, began_s: float, ended_s: float, lines: int, **fields: Any) -> Batch:
+    """A batch that completed."""
     return a_batch(
-        id=f"batch_{total}",
-        lines=total,
-        counts=Counts(total=total, completed=ended),
-        place=Place(jobs_inflight=inflight),
-        created_at_s=NEW.created_at_s,
-        window_s=window_s,
-        lease=Lease(runner="r1", until_s=until_s, number=1),
+        id=name,
+        status=Status.COMPLETED,
+        counts=Counts(total=lines, completed=lines),
+        in_progress_at_s=began_s,
+        finalizing_at_s=ended_s,
+        completed_at_s=ended_s + 1,
+        **fields,
     )
 
 
-@pytest.mark.parametrize(
-    ("others", "before"),
-    [
-        ([], 0),
-        # A window that ends first, or at the same time, goes first.
-        ([another(total=900, ended=500, window_s=10.0)], 400),
-        ([another(total=900, ended=500, window_s=NEW.window_s)], 400),
-        # One that ends later stands back, ...
-        ([another(total=900, ended=500, window_s=NEW.window_s + 1)], 0),
-        # ... but for what the broker's window has no room for, ...
-        ([another(total=9000, inflight=1000, window_s=NEW.window_s + 1)], 1000 - 512),
-        # ... unless no runner has room: it is taken up first, and the new one waits for it.
-        ([another(total=30, window_s=NEW.window_s + 1, runs=False)], 30),
-        ([another(total=30, window_s=1.0), another(total=7, window_s=1e6)], 30),
-    ],
-)
-def test_what_ends_before_a_new_batch(others: list[Batch], before: int) -> None:
-    """Of other batches counts what goes before it."""
-    assert lines_before(NEW, [NEW, *others], now_s=NOW_S) == before
+def running(now_s: float, *, total: int, lane_lines_s: float = 0.0, ended: int = 0) -> Batch:
+    """A batch that runs, and tells its lane's pace."""
+    told = Forecast(at_s=now_s, takes_s=1.0, miss_ratio=0.0, lane_lines_s=lane_lines_s)
+    return a_batch(
+        id=f"batch_{total}",
+        status=Status.IN_PROGRESS,
+        counts=Counts(total=total, completed=ended),
+        in_progress_at_s=now_s - 10,
+        forecast=told if lane_lines_s else None,
+    )
 
 
-def test_batches_that_ended_take_nothing() -> None:
-    """Nor does one that was not looked over yet, and has no lines."""
-    ended = a_batch(id="batch_old", lines=9, status=Status.CANCELLED)
-    empty = a_batch(id="batch_empty", lines=0)
-    assert lines_before(NEW, [ended, empty], now_s=NOW_S) == 0
+async def takes_s(place: Place, others: list[Batch], **fields: Any) -> float | None:
+    """What is told of a new batch of a hundred lines."""
+    client = _Quiet(**fields)
+    found = await outlook(NEW, [NEW, *others], client, place.files)  # pyright: ignore[reportArgumentType]
+    return None if found is None else found.takes_s
+
+
+class _Quiet:
+    """A client whose lane's queue has this pace."""
+
+    def __init__(self, *, pace_s: float = 0.0) -> None:
+        self._pace_s = pace_s
+
+    def queue_pace_s(self, band: int, model: str) -> float:
+        """Jobs a second."""
+        del band, model
+        return self._pace_s
+
+
+async def test_a_batch_that_runs_tells_the_lanes_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten lines a second for both, and as many of the other as of this; the queue isn't asked."""
+    monkeypatch.setattr("producers.batches.outlook.time.time", lambda: NOW_S)
+    async with a_place() as place:
+        other = running(NOW_S, total=9000, ended=10, lane_lines_s=10.0)
+        assert await takes_s(place, [other], pace_s=77.0) == 20.0
+        nearly_done = running(NOW_S, total=9000, ended=8950, lane_lines_s=10.0)
+        assert await takes_s(place, [nearly_done]) == 15.0
+        old = running(NOW_S - 61, total=9000, lane_lines_s=10.0)
+        assert await takes_s(place, [old], pace_s=5.0) == 40.0
+
+
+async def test_else_its_queue_and_then_the_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing, where nobody knows."""
+    monkeypatch.setattr("producers.batches.outlook.time.time", lambda: NOW_S)
+    last = ended("last", began_s=NOW_S - 200, ended_s=NOW_S - 100, lines=400)
+    async with a_place() as place:
+        assert await takes_s(place, [last], pace_s=2.0) == 50.0
+        assert await takes_s(place, [last]) == 25.0
+        assert await takes_s(place, [last, running(NOW_S, total=30)]) == 130 / 4
+        assert await takes_s(place, []) is None
+
+
+def test_the_pace_of_the_last_is_its_lanes() -> None:
+    """What ran beside it counts, for the time that both ran."""
+    last = ended("last", began_s=1000, ended_s=1100, lines=100)
+    beside = ended("beside", began_s=1050, ended_s=1090, lines=100)
+    before = ended("before", began_s=900, ended_s=1000, lines=5000)
+    half = ended("half", began_s=950, ended_s=1050, lines=200)
+    assert pace_of_last([last], ENDPOINT, now_s=NOW_S) == 1.0
+    assert pace_of_last([before, beside, last], ENDPOINT, now_s=NOW_S) == 2.0
+    assert pace_of_last([before, half, last], ENDPOINT, now_s=NOW_S) == 2.0
+    endless = a_batch(id="runs", in_progress_at_s=1000.0, counts=Counts(total=9999, completed=980))
+    assert pace_of_last([last, endless], ENDPOINT, now_s=1980.0) == 2.0
+
+
+def test_old_ones_and_those_of_another_endpoint_say_nothing() -> None:
+    """Capacity is today's, and an embedding is no chat."""
+    last = ended("last", began_s=1000, ended_s=1100, lines=100)
+    assert pace_of_last([last], ENDPOINT, now_s=1101 + BATCHES_AGE_S_MAX) == 0.0
+    assert pace_of_last([last], "/v1/embeddings", now_s=NOW_S) == 0.0
+    assert pace_of_last([], ENDPOINT, now_s=NOW_S) == 0.0

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from broker.bus.base import BusError, LinkDown, NotFound
 from broker.wire.messages import Job, Kind, Reason, TerminalRecord, Usage
 from producers.batches import runner
+from producers.batches.lanes import LINES_WAITING_MIN
 from producers.batches.records import Batch
 from tests.batches import a_line, lines
 from tests.builders import LANE
@@ -260,6 +261,44 @@ async def test_a_lane_that_is_put_back_goes_on() -> None:
         ended = await place.ended(batch.id)
         assert ended.status == "completed"
         await place.check(ended, IDS[:10])
+
+
+async def test_what_is_cancelled_before_its_lane_was_offered_ends_at_once() -> None:
+    """No line runs, so no offer is waited for, nor the time after which a lane is gone."""
+    patient = msgspec.structs.replace(SMALL, lane_gone_s=600.0)
+    async with a_place() as place:
+        await place.bus.kv_delete("CONFIG", f"lane.{LANE}")
+        batch = await place.create(lines(10))
+        await place.shelf.cancel(batch.id)
+        member = place.start_runner(patient)
+        ended = await place.ended(batch.id)
+        assert (ended.status, ended.counts.failed) == ("cancelled", 10)
+        _, errors = await place.results(ended)
+        assert codes(errors) == {"batch_cancelled": 10}
+        assert (place.responder.seen, member.runner.counts.failed) == ([], 0)
+
+
+async def test_batches_of_a_lane_share_what_may_wait() -> None:
+    """Lines that have not started: so many of all batches, and a job says what is behind it."""
+    few = msgspec.structs.replace(
+        SMALL, lines_inflight_max=30, lines_waiting_max=2 * LINES_WAITING_MIN + 8
+    )
+    async with a_place() as place:
+        seen = place.responder.seen
+        place.responder.may_run.clear()
+        place.start_runner(few)
+        large = await place.create(lines(60))
+        await until(lambda: len(seen) == few.lines_inflight_max)
+        assert sorted(job.jobs_behind for job in seen) == list(range(30, 60))
+        small = await place.create(lines(60))
+        share = few.lines_waiting_max // 2
+        await until(lambda: len(seen) == few.lines_inflight_max + share)
+        await place.when(small.id, lambda one: one.place.jobs_inflight == share)
+        assert sum(job.id.startswith(small.id) for job in seen) == share
+        place.responder.may_run.set()
+        for batch in (large, small):
+            assert (await place.ended(batch.id)).counts.completed == 60
+        assert {job.jobs_behind for job in seen} == set(range(60))
 
 
 async def test_a_runner_that_ends_in_good_order_hands_over_at_once() -> None:
