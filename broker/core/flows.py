@@ -116,7 +116,9 @@ class Flows:
 
     def ahead_of(self, place: tuple[float, int, str], client: str, *, jobs_in_line: int) -> int:
         """Tell about how many go before a job: its client's, and as many of each other client."""
-        flow = self._flows[client]
+        flow = self._flows.get(client)
+        if flow is None:
+            return 0
         own = bisect_left(flow.line, place, key=_place)
         return own + min(own * (len(self) - 1), jobs_in_line - len(flow.line))
 

@@ -19,6 +19,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     streamed: bool = False
     restart_visible: bool = False
     adapter: str = ""
+    client: str = ""
+    jobs_behind: int = 0
 
 
 def key_of(request: Request) -> str:
@@ -49,4 +51,6 @@ def spec_of(request: Request, terms: Terms | None, *, at_s: float) -> JobSpec:
         streamed=terms.streamed,
         restart_visible=terms.restart_visible,
         adapter=terms.adapter,
+        client=terms.client,
+        jobs_behind=terms.jobs_behind,
     )

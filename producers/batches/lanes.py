@@ -18,6 +18,9 @@ from producers.batches.records import Batch, Forecast
 LINES_WAITING_MIN = 16
 """Of each batch, however many share a lane: with fewer it would idle while a line is stored."""
 
+HEARD_MAX = 64
+"""Batches of a lane heard of and not seen yet: with more there is the least for each anyway."""
+
 OUTPUT_WEIGHT = 2.0
 """Of an output token beside one of the prompt: as the broker charges."""
 
@@ -103,8 +106,9 @@ class Lanes:
 
     def heard(self, lane: str, batch_id: str) -> None:
         """Somebody wrote a record: of a batch that was not seen yet, until the next look."""
-        if batch_id not in self._open.get(lane, {}):
-            self._heard.setdefault(lane, set()).add(batch_id)
+        heard = self._heard.setdefault(lane, set())
+        if batch_id not in self._open.get(lane, {}) and len(heard) < HEARD_MAX:
+            heard.add(batch_id)
 
     def others(self, batch: Batch) -> list[Batch]:
         """List the lane's other open batches."""

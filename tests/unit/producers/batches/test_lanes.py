@@ -7,7 +7,14 @@ import pytest
 from broker.wire.messages import Usage
 from producers.batches.config import BatchesConfig
 from producers.batches.forecast import SAMPLE_S, SAMPLES_MAX, Rate
-from producers.batches.lanes import LINES_WAITING_MIN, Lanes, line_cost, mean_cost, shared_work
+from producers.batches.lanes import (
+    HEARD_MAX,
+    LINES_WAITING_MIN,
+    Lanes,
+    line_cost,
+    mean_cost,
+    shared_work,
+)
 from producers.batches.records import Batch, Counts, Status
 from tests.stored_batches import a_batch
 
@@ -136,6 +143,9 @@ def test_those_that_wait_are_shared_out() -> None:
     assert lanes.lines_waiting_max("acme") == 50
     lanes.heard("acme", "c")
     assert lanes.lines_waiting_max("acme") == 33
+    for number in range(HEARD_MAX + 9):
+        lanes.heard("acme", f"more-{number}")
+    assert len(lanes._heard["acme"]) == HEARD_MAX
     lanes.seen([a_run("a")], at_s=99.0)
     assert lanes.lines_waiting_max("acme") == 100
     lanes.seen([a_run(f"b{number}") for number in range(50)], at_s=199.0)
