@@ -91,7 +91,7 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     policy: PolicyName = "first_token"
     bias: NotNegative = 2.0
     """first_token: extra weight of uncached work, for the cache it costs others."""
-    decode_weight: NotNegative = 0.075
+    decode_weight: NotNegative = 0.08
     """first_token: γ, weight of the seconds that the job's own decoding will take there."""
     slowdown_weight: NotNegative = 0.04
     """first_token: weight of the seconds that its KV adds to the decoding of the jobs there."""
