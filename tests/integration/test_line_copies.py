@@ -1,4 +1,4 @@
-"""Results older than their stream's age, on a real server: a window of 30 days, records of seconds.
+"""Results older than their stream's age, on a real server, within a window of 30 days.
 
 Gateways are processes and die by kill -9; broker and workers are played, but for the accountant,
 which is the broker's own.
@@ -18,6 +18,7 @@ from broker.bus import topology
 from broker.bus.files import Files, new_file_id
 from broker.bus.nats import NatsBus
 from broker.bus.topology import Bounds, LanePlan
+from broker.bus.usage import counted_sequence
 from broker.service.accounting import Accounting
 from broker.wire import subjects
 from broker.wire.files import FileInfo
@@ -32,8 +33,8 @@ from tests.responder import Responder
 from tests.servers import Connections
 from tests.stored_batches import ENDPOINT, pieces
 
-AGE_S = 2.0
-"""How long RESULTS keeps a record here."""
+AGE_S, SHORT_S = 3600.0, 1.0
+"""How long RESULTS keeps a record here, and for how long once all are to be too old."""
 
 LINES = 60
 
@@ -94,11 +95,31 @@ class Scene:
         await until(look)
         return found
 
-    async def aged_out(self) -> None:
-        """Wait until no record stands any more."""
+    async def set_up(self, age_s: float) -> None:
+        """Make or change the lane's streams: records are kept for so long."""
+        bounds = Bounds(results_age_s_max=age_s)
+        await topology.apply(self.bus, topology.of([LanePlan(LANE, (MODEL,))], bounds))
+
+    async def age_out(self) -> None:
+        """Let the server drop all records for their age, once they are counted."""
+
+        async def are_counted() -> bool:
+            state = await self.bus.stream_state(RESULTS)
+            return await counted_sequence(self.bus, LANE) == state.last_sequence
+
+        async def are_gone() -> bool:
+            return not (await self.bus.stream_state(RESULTS)).messages
+
+        await until(are_counted)
+        await self.set_up(SHORT_S)
+        await until(are_gone)
+        await self.set_up(AGE_S)
+
+    async def until_idle(self) -> None:
+        """Wait until all jobs have ended and left their stream."""
 
         async def look() -> bool:
-            return not (await self.bus.stream_state(RESULTS)).messages
+            return not (await self.bus.stream_state(subjects.jobs_stream(LANE, 3))).messages
 
         await until(look)
 
@@ -138,10 +159,8 @@ async def scene(
     """A lane that keeps results for AGE_S."""
     bus = await connections()
     async with Responder(bus) as responder:
-        # After the responder's own, wider streams.
-        bounds = Bounds(results_age_s_max=AGE_S)
-        await topology.apply(bus, topology.of([LanePlan(LANE, (MODEL,))], bounds))
         made = Scene(nats_server, bus, responder, tmp_path)
+        await made.set_up(AGE_S)  # After the responder's own, wider streams.
         async with accountant(bus):
             yield made
         made.close()
@@ -165,8 +184,8 @@ async def test_lines_end_and_age_out_while_no_gateway_is_up(scene: Scene) -> Non
     await until(lambda: len(scene.responder.seen) == LINES)
     first.kill()
     scene.responder.may_run.set()
-    await until(lambda: len(scene.responder.runs) == LINES)
-    await scene.aged_out()
+    await scene.until_idle()
+    await scene.age_out()
     assert await scene.copies() == LINES
     await asyncio.to_thread(scene.server.kill)
     await asyncio.to_thread(scene.server.start)
@@ -183,13 +202,8 @@ async def test_the_gateway_dies_between_written_and_taken_away(scene: Scene) -> 
     batch = await scene.submit()
     await scene.when(batch, completed=16)
     first.kill()
-    stream = subjects.jobs_stream(LANE, 3)
-
-    async def is_idle() -> bool:
-        return not (await scene.bus.stream_state(stream)).messages
-
-    await until(is_idle)
-    await scene.aged_out()
+    await scene.until_idle()
+    await scene.age_out()
     assert 16 <= await scene.copies() < LINES
     await scene.gateway()
     await scene.check(await scene.when(batch, ended=True))
