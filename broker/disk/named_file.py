@@ -8,8 +8,8 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISFIFO, "it is a pipe, not a file; write it to a file first"),
@@ -19,7 +19,7 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 )
 
 
-def open_named(path: Path, *, pipes: bool = False) -> BinaryIO:
+def open_named(path: Path, *, pipes: bool = False) -> BufferedReader:
     """Open a regular file for reading; with `pipes` a pipe, too, whose writer may still come.
 
     Raises OSError at once, its `strerror` a sentence, on what is not there, a folder, a device, a

@@ -3,7 +3,8 @@
 Each is told with what to write instead. What merely works badly is not refused: it may be meant.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 from msgspec import Struct, structs
 
@@ -97,11 +98,11 @@ def _seconds(value: object, path: KeyPath) -> Iterator[Finding]:
         case Struct():
             for name in value.__struct_fields__:
                 yield from _seconds(getattr(value, name), (*path, name))
-        case Mapping():
-            for name, item in value.items():
-                yield from _seconds(item, (*path, str(name)))
+        case dict():
+            for name, item in cast("dict[str, object]", value).items():
+                yield from _seconds(item, (*path, name))
         case tuple() | list():
-            for index, item in enumerate(value):
+            for index, item in enumerate(cast("Sequence[object]", value)):
                 yield from _seconds(item, (*path, index))
         case int() | float() if _is_duration(path) and value > SECONDS_MAX:
             yield path, f"{value:g} s is longer than any clock runs; at most {SECONDS_MAX:,.0f} s"
