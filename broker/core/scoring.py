@@ -113,7 +113,8 @@ def scored_each(
     All in one loop: this is most of what a decision does, and calls are much of what it costs.
     """
     job, uncached, output_tokens = need.job, need.prompt_tokens, need.output_tokens
-    hit, scored = 0, []
+    hit = 0
+    scored: list[Scored] = []
     for seat in seats:
         if hit_tokens:
             hit = _believed_tokens(seat, need, hit_tokens)

@@ -22,8 +22,12 @@ def first_start(facts: Facts) -> Finding:
         # By the file that ships, of one lane: what a newcomer starts with.
         specs = topology.of([topology.LanePlan("main", ("tiny",), BANDS)]).streams
         whose = "for each lane, as [streams] ships (--config FILE has your own)"
-    wanted = sum(max(0, spec.max_bytes) for spec in specs)
-    found = f"no stream is there yet; a broker's first start sets {size(wanted)} aside {whose}"
+    wanted = sum(spec.max_bytes_least or max(0, spec.max_bytes) for spec in specs)
+    spare = sum(spec.max_bytes - spec.max_bytes_least for spec in specs if spec.max_bytes_least)
+    found = (
+        f"no stream is there yet; a broker's first start sets {size(wanted)} aside {whose}, and up"
+        f" to {size(spare)} more for files where there is room"
+    )
     limit, free = facts.durability.storage_bytes_max, facts.disk_free_bytes
     if limit is not None and limit < wanted:
         to_do = f"raise `max_file` of the server, or {LOWER}"

@@ -75,7 +75,7 @@ def test_the_pull_grows_with_the_crowd(times: int) -> None:
     assert pool is not None
     for _ in range(int(JOBS_MIN)):
         pool.sizes.note(SHORT, there_s=4.0, burden_s=0.1)
-    pool.lease_count = jobs = times * CROWDED
+    pool.lease_count = jobs = times * int(CROWDED)
     pull = pull_of(RoutingPolicy(size_weight=1.0), need_of(a_spec(), 50), pool)
     assert pull.seconds == pytest.approx(0.1 * times * (1.0 - CROWD_MIN / jobs))
 
