@@ -91,9 +91,14 @@ CROWDED = 6.0
 a job's time is spent decoding, and each that joins holds up so many more."""
 
 
+CROWDING_MAX = 4.0
+"""Where more run than so many times that, a fleet has more work than it can do, and jobs wait for
+room: then first tokens would wait for nothing but where to."""
+
+
 def crowding(jobs: float) -> float:
     """Return by how much more decoding counts where so many run beside each other; 1 at least."""
-    return max(1.0, jobs / CROWDED)
+    return min(CROWDING_MAX, max(1.0, jobs / CROWDED))
 
 
 Score = Callable[[RoutingPolicy, Need, Scored], float]

@@ -7,7 +7,7 @@ from broker.core.decode_rate import DecodeRate
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
 from broker.core.roster import Roster
-from broker.core.scoring import CROWDED, need_of
+from broker.core.scoring import CROWDED, CROWDING_MAX, need_of
 from broker.core.size_intervals import JOBS_MIN
 from tests.unit.core.routing_builders import MODEL, SYSTEM, Place, a_spec, a_worker
 
@@ -65,8 +65,8 @@ def test_nor_where_few_run_beside_each_other(running: int) -> None:
     assert where(place, SHORT) == where(place, LONG)
 
 
-@pytest.mark.parametrize("times", [1, 2, 3])
-def test_the_pull_grows_with_the_crowd(times: int) -> None:
+@pytest.mark.parametrize("times", [1, 2, 4, 5, 40])
+def test_the_pull_grows_with_the_crowd_up_to_its_bound(times: int) -> None:
     """To so many more beside it, a job costs so much more by standing in the wrong place."""
     roster = Roster(RoutingPolicy(), by_load=True)
     worker = a_worker(slots=64)
@@ -77,7 +77,7 @@ def test_the_pull_grows_with_the_crowd(times: int) -> None:
         pool.sizes.note(SHORT, there_s=4.0, burden_s=0.1)
     pool.lease_count = jobs = times * int(CROWDED)
     pull = pull_of(RoutingPolicy(size_weight=1.0), need_of(a_spec(), 50), pool)
-    assert pull.seconds == pytest.approx(0.1 * times * (1.0 - CROWD_MIN / jobs))
+    assert pull.seconds == pytest.approx(0.1 * min(times, CROWDING_MAX) * (1.0 - CROWD_MIN / jobs))
 
 
 def test_nor_while_little_is_known() -> None:
