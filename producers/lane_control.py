@@ -85,15 +85,16 @@ class LaneControl:
         Raises Unreachable, which says how many were before it; they stay so.
         """
         asked = LaneCancelRequest(bands=tuple(bands), model=model)
-        left = (await self._step(asked)).spans
-        jobs = running = 0
+        found = await self._step(asked)
+        left, jobs, running = found.spans, 0, 0
         while left:
             try:
                 step = await self._step(msgspec.structs.replace(asked, spans=left))
             except Unreachable as error:
                 message = f"{jobs} jobs were cancelled before this: {error}; it goes on from there"
                 raise Unreachable(message) from error
-            jobs, running = jobs + step.jobs, running + step.running
+            # What a leader had counted but not ended when it died, the next one counts again.
+            jobs, running = min(found.jobs, jobs + step.jobs), running + step.running
             if not step.jobs and step.spans == left:
                 message = (
                     f"{jobs} jobs of lane {self._lane!r} were cancelled, and the next can't be: "

@@ -180,7 +180,10 @@ class LaneCancel:
                 gone = await self._endings.end_unpulled_now(
                     one.job, one.address, sequence=one.sequence, speaks_json=one.speaks_json
                 )
-                ended += gone
+                if gone and self._sweeps.count(stream, one.sequence):
+                    ended += 1
+                elif gone:
+                    passed += 1  # Pulled meanwhile: it was counted at the door.
 
         try:
             async with asyncio.timeout(STEP_S_MAX), asyncio.TaskGroup() as tasks:

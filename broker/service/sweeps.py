@@ -28,7 +28,18 @@ class _Sweep:
     last_sequence: int
     until_s: float
     ended: set[int] = field(default_factory=set[int])
-    """Of the step under way: messages whose jobs were ended at the door."""
+    """Of the step under way: messages whose jobs were ended, at the door or where they stood."""
+    ended_before: set[int] = field(default_factory=set[int])
+    """Of the step before: a message that the walk has ended may be on its way to the door yet."""
+    at_door: int = 0
+    """Jobs ended at the door since the last step."""
+
+    def count(self, sequence: int) -> bool:
+        """Count a job as ended; say whether it is the first time."""
+        if sequence in self.ended or sequence in self.ended_before:
+            return False
+        self.ended.add(sequence)
+        return True
 
 
 class Sweeps:
@@ -45,24 +56,30 @@ class Sweeps:
         until_s = time.monotonic() + for_s + SWEEP_S
         sweep = self._sweeps[span.stream] = _Sweep(request, span.last_sequence, until_s)
         if before is not None:
-            sweep.ended = before.ended
+            sweep.ended, sweep.ended_before = before.ended, before.ended_before
+            sweep.at_door = before.at_door
 
     def end_step(self, stream: str, *, is_last: bool) -> int:
         """Count the jobs that were ended at the door since the last step; `is_last`: no more."""
         sweep = self._sweeps.get(stream)
         if sweep is None:
             return 0
-        ended_jobs = len(sweep.ended)
-        sweep.ended.clear()
+        at_door, sweep.at_door = sweep.at_door, 0
+        sweep.ended, sweep.ended_before = set(), sweep.ended
         sweep.until_s = time.monotonic() + SWEEP_S
         if is_last:
             del self._sweeps[stream]
-        return ended_jobs
+        return at_door
 
     def has_ended(self, stream: str, sequence: int) -> bool:
-        """Say whether a job was ended at the door since the last step."""
+        """Say whether a job was ended in this step or the one before."""
         sweep = self._sweeps.get(stream)
-        return sweep is not None and sequence in sweep.ended
+        return sweep is not None and (sequence in sweep.ended or sequence in sweep.ended_before)
+
+    def count(self, stream: str, sequence: int) -> bool:
+        """Count a job that was ended where it stood; say whether nobody has counted it."""
+        sweep = self._sweeps.get(stream)
+        return sweep is None or sweep.count(sequence)
 
     def takes(self, address: JobAddress, *, sequence: int) -> bool:
         """Say whether a job that was just pulled is to be cancelled; it counts as ended then."""
@@ -81,6 +98,6 @@ class Sweeps:
             and (not request.bands or address.band in request.bands)
             and request.model in ("", address.model)
         )
-        if is_meant:
-            sweep.ended.add(sequence)
+        if is_meant and sweep.count(sequence):
+            sweep.at_door += 1
         return is_meant

@@ -4,7 +4,7 @@ from typing import Any
 
 from broker.bus.usage import uncounted_records
 from tests.acceptance.conftest import StartCluster
-from tests.batches import a_line
+from tests.batches import a_line, lines
 from tests.cluster_batches import (
     client_of,
     created,
@@ -16,6 +16,7 @@ from tests.cluster_batches import (
 from tests.turns import until
 
 LINES = 300
+SMALL = 20
 
 
 async def test_a_batch_outlives_the_gateway_that_took_it(start_cluster: StartCluster) -> None:
@@ -65,6 +66,30 @@ async def test_a_bad_line_and_a_dead_worker_cost_one_error_line(
     """
     cluster, _ = await start_cluster()
     assert (await spoil(cluster, LINES)).results == LINES - 1
+
+
+async def test_a_small_batch_is_not_stuck_behind_a_large_one(start_cluster: StartCluster) -> None:
+    """Of one lane, with the same window, run by one gateway: handed in later, it ends first.
+
+    `tests/bench/batch_beside.py` measures it.
+    """
+    cluster, _ = await start_cluster()
+    gateway = cluster.add_gateway("gateway-1", cluster.folder / "inferlane.toml")
+    await gateway.start()
+    async with client_of(gateway.said) as client:
+        large = await created(client, lines(2 * LINES))
+        await until_results(client, large.id)
+        before = await client.batches.retrieve(large.id)
+        small = await created(client, lines(SMALL))
+        ended = await until_ended(client, small.id)
+        after = await client.batches.retrieve(large.id)
+        assert (ended.status, after.status) == ("completed", "in_progress")
+        assert before.request_counts is not None
+        assert after.request_counts is not None
+        # As many as the small one has, and what was under way before: never all that was there.
+        meanwhile = after.request_counts.completed - before.request_counts.completed
+        assert meanwhile < LINES
+        assert (await client.batches.cancel(large.id)).status == "cancelling"
 
 
 async def _lanes(bus: Any) -> list[str]:

@@ -169,4 +169,4 @@ async def test_a_server_that_can_make_no_files_says_what_to_look_at(tmp_path: Pa
             await bus.close()
     told = str(caught.value)
     assert "the disk of its store_dir is full, or it may not write there; its log names" in told
-    assert "All streams of this configuration may grow to 13.25 GiB" in told
+    assert "All streams of this configuration may grow to 29.25 GiB" in told

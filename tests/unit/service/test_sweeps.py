@@ -42,6 +42,21 @@ def test_what_is_meant_ends_and_is_counted_once() -> None:
     assert made.end_step(STREAM, is_last=True) == 0
 
 
+def test_a_job_that_the_walk_ended_and_the_door_saw_counts_once() -> None:
+    """Its message was on its way when it was ended where it stood, in this step or the last."""
+    made = begun()
+    assert made.count(STREAM, 3)
+    assert made.takes(LINE, sequence=3)
+    assert made.takes(LINE, sequence=4)
+    assert not made.count(STREAM, 4)
+    assert made.end_step(STREAM, is_last=False) == 1
+    made.begin(ALL, a_span(), for_s=9.0)
+    assert made.takes(LINE, sequence=3)
+    assert not made.count(STREAM, 4)
+    assert made.end_step(STREAM, is_last=True) == 0
+    assert made.count(STREAM, 5), "of no sweep, the walk counts alone"
+
+
 @pytest.mark.parametrize(
     ("request_", "address", "sequence"),
     [
