@@ -18,9 +18,9 @@ from msgspec.structs import replace
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from broker.core.policy import Policy  # noqa: E402
 from broker.sim.contestants import Contestant, contestant  # noqa: E402
 from broker.sim.knobs import combinations, parse  # noqa: E402
+from broker.sim.network import Network  # noqa: E402
 from broker.sim.request import Workload  # noqa: E402
 from broker.sim.runs import Setting, run  # noqa: E402
 from broker.sim.workload.loading import load  # noqa: E402
@@ -55,24 +55,23 @@ HEARTBEATS_S = (0.25, 5.0)
 """Swept as well; the simulator's agents report so often."""
 
 
-def contestants() -> Iterator[tuple[str, Contestant]]:
-    """Yield each row's name and policy: as shipped, then one knob at a time."""
+def rows() -> Iterator[tuple[str, Contestant, Network]]:
+    """Yield each row's name, policy and network: as shipped, then one knob at a time."""
     ours = contestant("first_token")
     base = ours.policy
     assert base is not None, "ours has one"
-    yield "as shipped", ours
+    network = Network()
+    yield "as shipped", ours, network
     for given in VALUES:
         for one in combinations(base, parse([given]))[1:]:
-            yield one.label, replace(ours, policy=one.policy)
+            yield one.label, replace(ours, policy=one.policy), network
     for heartbeat_s in HEARTBEATS_S:
-        leases = replace(base.leases, heartbeat_s=heartbeat_s)
-        changed: Policy = replace(base, leases=leases)
-        yield f"leases.heartbeat_s={heartbeat_s:g}", replace(ours, policy=changed)
+        yield f"leases.heartbeat_s={heartbeat_s:g}", ours, Network(heartbeat_s=heartbeat_s)
 
 
-def cells(workload: Workload, ours: Contestant, *, speed: float, seeds: range) -> str:
+def cells(workload: Workload, ours: Contestant, setting: Setting, seeds: range) -> str:
     """Return a point's three cells: TTFT mean / p50 / p99 in ms, end to end in ms, cached share."""
-    runs = [run(workload, ours, Setting(speed=speed), seed=seed).figures for seed in seeds]
+    runs = [run(workload, ours, setting, seed=seed).figures for seed in seeds]
 
     def mean(values: list[float]) -> float:
         return sum(values) / len(values)
@@ -95,9 +94,9 @@ def main() -> None:
     print("| setting | conversation @ 3 | end to end | cached ", end="")
     print("| synthetic @ 6 | end to end | cached |")
     print("|---" * 7 + "|", flush=True)
-    for name, ours in contestants():
-        first = cells(conversation, ours, speed=3.0, seeds=seeds)
-        second = cells(synthetic, ours, speed=6.0, seeds=seeds)
+    for name, ours, network in rows():
+        first = cells(conversation, ours, Setting(speed=3.0, network=network), seeds)
+        second = cells(synthetic, ours, Setting(speed=6.0, network=network), seeds)
         print(f"| `{name.partition('.')[2] or name}` | {first} | {second} |", flush=True)
 
 
