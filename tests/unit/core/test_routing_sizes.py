@@ -2,14 +2,25 @@
 
 import pytest
 
-from broker.core.candidates import CROWD_MIN, STRETCH_EACH_MAX, pull_of
+from broker.core.candidates import (
+    COLD_EACH_MAX,
+    CROWD_MIN,
+    SMALL_FLEET,
+    STRETCH_EACH_MAX,
+    best_of,
+    cold,
+    holdings,
+    pull_of,
+)
 from broker.core.decode_rate import DecodeRate
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
+from broker.core.prefix_search import Level
 from broker.core.roster import Roster
-from broker.core.scoring import CROWDED, CROWDING_MAX, need_of
-from broker.core.size_intervals import JOBS_MIN
-from tests.unit.core.routing_builders import MODEL, SYSTEM, Place, a_spec, a_worker
+from broker.core.scoring import CROWDED, CROWDING_MAX, Scored, need_of, set_apart
+from broker.core.seat import Seat
+from broker.core.size_intervals import JOBS_MIN, NO_PULL, Pull
+from tests.unit.core.routing_builders import MODEL, SYSTEM, Place, a_spec, a_worker, chain
 
 SHORT, LONG = 500, 30_000
 
@@ -196,3 +207,34 @@ def test_an_idle_worker_learns_from_its_kin() -> None:
     # 50 tokens of 5 ms at the weight of decoding, and not of the 20 ms assumed at first.
     decode_s = place.policy.decode_weight * 50 * 0.005
     assert scores[idle.id] < decode_s + 3.1 * 100 / 8_000
+
+
+@pytest.mark.parametrize("hit_tokens", [0, 250, 500, 999])
+def test_a_job_is_drawn_by_the_part_that_is_not_cached(hit_tokens: int) -> None:
+    """What its prefix saves at a worker, its size doesn't take it from there."""
+    seat, need = Seat(a_worker(), 1), need_of(a_spec(prompt_tokens=1_000), 50)
+    scored = Scored(seat, hit_tokens, 0.1, 0.0, True, score=3.0, decode_s=2.0)
+    set_apart(scored, need, Pull((0.0, 0.5), 4.0), 0.75)
+    cost_s = 4.0 * 0.25 * (1.0 - hit_tokens / 1_000)
+    assert (scored.score, scored.decode_s) == pytest.approx((3.0 + cost_s, 2.0 + cost_s))
+
+
+@pytest.mark.parametrize(
+    ("workers", "others", "holders"),
+    [(SMALL_FLEET, SMALL_FLEET, SMALL_FLEET), (SMALL_FLEET + 1, COLD_EACH_MAX, 1)],
+)
+def test_of_a_small_fleet_every_worker_is_looked_at(
+    workers: int, others: int, holders: int
+) -> None:
+    """Of a larger one the least loaded few, and of many holders the least loaded."""
+    roster = Roster(RoutingPolicy(), by_load=True)
+    for index in range(workers):
+        roster.join(a_worker(f"w{index}", index=index), bit=1 << index)
+    pool = roster.pool(MODEL)
+    assert pool is not None
+    job = a_spec(blocks=chain(SYSTEM))
+    need = need_of(job, 50)
+    assert len(cold(0, need, pool, NO_PULL, ())) == others
+    level = Level(30, pool.bits)
+    (holding,) = holdings([level], job, pool, roster, 1024)
+    assert len(list(best_of(holding, need, pool, ()))) == holders
