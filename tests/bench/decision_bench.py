@@ -232,7 +232,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--workers", type=int, nargs="*", default=[64, 4000])
     options = parser.parse_args()
-    jobs = list(read_jobs(Path(os.environ.get("INFERLANE_TRACES", "traces")) / TRACE, options.jobs))
+    trace = Path(os.environ.get("INFERLANE_TRACES", "traces")) / TRACE
+    if not trace.exists():
+        parser.error(f"{trace} is not there: INFERLANE_TRACES names the folder of the traces")
+    jobs = list(read_jobs(trace, options.jobs))
     for workers_count in options.workers:
         timings, index = replay(jobs, workers_count, options.entries, repeats=options.repeats)
         print(f"{workers_count} workers, {index.entries_count:,} entries, {len(jobs):,} jobs")
