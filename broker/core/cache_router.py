@@ -186,7 +186,7 @@ class CacheAwareRouter:
         overflow = self._unconfirmed.add(lease, start=start)
         if overflow is not None:
             self._index.drop(worker.index, overflow.unconfirmed)
-        self._roster.gave(seat, uncached_tokens=lease.uncached_tokens)
+        self._roster.gave(seat, uncached_tokens=lease.uncached_tokens, hit_tokens=lease.hit_tokens)
 
     def _is_come_back(self, known: Known, seat: Seat, lease: Lease, at_s: float) -> bool:
         """Say whether an online job found a prefix that few hold, after a while."""

@@ -43,10 +43,6 @@ SMALL_FLEET = 8
 STRETCH_EACH_MAX = 8
 """Workers of a job's stretch of the line that are looked at; the least loaded is a candidate."""
 
-CROWD_MIN = 2.5
-"""Jobs a worker up to which sizes are not set apart: where few run beside each other they cost each
-other little, and to spread them is worth more."""
-
 CLAIM_LOOKS_MAX = 16
 """Workers looked at for one to keep for a job: some lack its adapter, or failed it before."""
 
@@ -156,11 +152,10 @@ def _of_size(warm: int, job: JobSpec, pool: Pool, pull: Pull) -> Entry | None:
 
 def pull_of(policy: RoutingPolicy, need: Need, pool: Pool) -> Pull:
     """Say what draws a job to workers with others of its size."""
-    jobs = pool.jobs_each
-    if policy.policy != "first_token" or jobs <= CROWD_MIN:
+    if policy.policy != "first_token":
         return NO_PULL
+    beside = pool.crowd_share * crowding(pool.jobs_each)
     sizes = pool.sizes if pool.whole is None else pool.whole.sizes
-    beside = (1.0 - CROWD_MIN / jobs) * crowding(jobs)
     seconds = policy.size_weight * beside * sizes.mean_burden_s
     return Pull(sizes.stretch(need.prompt_tokens), seconds) if seconds else NO_PULL
 

@@ -101,6 +101,10 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """first_token: weight of being far from the workers that have the jobs of its size, in seconds
     for which a mean job holds up each that runs beside it, where more than a few do; where many
     do, in proportion to their number. What is cached goes before. 0: sizes are not set apart."""
+    turnover_weight: NotNegative = 1.5
+    """first_token: by how much `bias` counts more at workers whose caches are filled anew sooner
+    than the mean, and less at the others: for each token that caches save, beyond a few, for each
+    one computed, where many jobs run. 0: all caches are the same."""
     switch_penalty_s: NotNegative = 0.05
     """first_token: seconds a worker must be better by, to take a warm prefix from the last one."""
     saving_s_min: NotNegative = 0.002

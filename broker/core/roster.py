@@ -28,9 +28,15 @@ from broker.core.seat import (
 )
 from broker.core.size_intervals import SizeIntervals
 from broker.core.state import Worker
+from broker.core.turnover import Turnover
 
 COLD_SEATS_MAX = 16
 """Workers with an empty cache that are looked at for a forced job: the latest that joined."""
+
+CROWD_MIN = 2.5
+"""Jobs a worker up to which nothing is set apart or evened out between workers, neither sizes nor
+what is written to caches: where few run beside each other they cost each other little, and to
+spread them is worth more."""
 
 WARM_FILL_RATIO = 0.5
 """A cache filled so far is warm."""
@@ -65,6 +71,8 @@ class Pool:
     A part has none: the whole's counts."""
     sizes: SizeIntervals = field(default_factory=SizeIntervals)
     """Of the jobs that ran there; of a part, the whole's count."""
+    turnover: Turnover = field(default_factory=Turnover)
+    """Of the caches of those that have its model first."""
     improved: deque[Seat] = field(default_factory=_no_seats)
     """The latest of those, newest last."""
     part: "Pool | None" = None
@@ -85,6 +93,12 @@ class Pool:
     def jobs_each(self) -> float:
         """Jobs a worker, of those that serve now."""
         return self.lease_count / max(1, len(self.order))
+
+    @property
+    def crowd_share(self) -> float:
+        """How much what jobs beside each other cost each other counts, in 0..1."""
+        jobs = self.jobs_each
+        return 1.0 - CROWD_MIN / jobs if jobs > CROWD_MIN else 0.0
 
     def free(self, limit: int) -> Iterator[Seat]:
         """Yield at most `limit` workers with room, least loaded first."""
@@ -220,6 +234,8 @@ class Roster:
         """Note that a worker's cache is empty."""
         warm = sum(not one.is_cold(at_s) for one in self._seats.values() if one is not seat)
         seat.cold_until_s, seat.cold_tokens = at_s + self._policy.warmup_s, 0
+        seat.written.fills = 0.0
+        seat.signature = ()  # Looked at anew, though nothing else changed.
         if 2 * warm < len(self._seats):
             self._cold.pop(seat.worker.id, None)
             return  # A fleet that starts as a whole fills itself: nobody must be forced on it.
@@ -255,8 +271,16 @@ class Roster:
             del self._seats[seat.worker.id]
             self._cold.pop(seat.worker.id, None)
 
-    def gave(self, seat: Seat, *, uncached_tokens: int) -> None:
+    def gave(self, seat: Seat, *, uncached_tokens: int, hit_tokens: int = 0) -> None:
         """Put a worker behind all others of the same load: it was given a job."""
+        pool, cache_tokens = self._home(seat), seat.worker.kv_tokens_max
+        if pool is not None and cache_tokens:
+            pool.turnover.note(
+                seat.written,
+                found=hit_tokens / cache_tokens,
+                computed=uncached_tokens / cache_tokens,
+                workers=max(1, len(pool.order)),
+            )
         seat.cold_tokens += uncached_tokens
         if seat.cold_tokens >= WARM_FILL_RATIO * (seat.worker.kv_tokens_max or FOREVER):
             seat.cold_until_s = 0.0
@@ -279,6 +303,7 @@ class Roster:
         before = seat.standing
         self.changes_count += 1
         seat.turn = turn
+        seat.eviction_ratio = self._eviction_ratio(seat)
         seat.derive(self._policy, by_load=self._by_load)
         seat.signature = signature
         seat.stamp += 1
@@ -286,6 +311,21 @@ class Roster:
         # Worse in all that counts: no other job's best answer becomes another for it.
         if not before or any(map(lt, seat.standing, before)):
             self._improved(seat)
+
+    def _home(self, seat: Seat) -> Pool | None:
+        """Return the pool of the model that a worker has first: it has one cache for all."""
+        return self._pools.get(seat.models[0]) if seat.models else None
+
+    def _eviction_ratio(self, seat: Seat) -> float:
+        """Tell what a token computed at a worker costs its cache, against the mean; 0 at least.
+
+        As it was when the worker last changed.
+        """
+        pool = self._home(seat)
+        if pool is None or not seat.worker.kv_tokens_max:
+            return 1.0
+        weight = self._policy.turnover_weight * pool.crowd_share
+        return max(0.0, 1.0 + weight * pool.turnover.excess(seat.written)) if weight else 1.0
 
     def reconfigure(self, policy: RoutingPolicy) -> None:
         """Take new knobs."""

@@ -2,10 +2,11 @@
 
 `first_token` predicts seconds. The wait for room and for the backlog there, then the job's own
 prefill, weighted by 1 + bias because prefill that a cache could have saved also costs the cache of
-others; then, at small weights, how long its answer will take there, and what its prefill and its KV
-cost the jobs that run there (a step of the engine takes longer for all of them). So long contexts
-gather where few jobs run and short ones elsewhere: the sum of jobs x KV per worker is what decode
-time under load follows, and it is least when the two are apart.
+others (more where that is filled anew sooner: `turnover`); then, at small weights, how long its
+answer will take there, and what its prefill and its KV cost the jobs that run there (a step of the
+engine takes longer for all of them). So long contexts gather where few jobs run and short ones
+elsewhere: the sum of jobs x KV per worker is what decode time under load follows, and it is least
+when the two are apart.
 
 `weighted` is the operators' published sum of load, miss and leaving the last worker, each in 0..1.
 

@@ -5,7 +5,7 @@ take there and cost the jobs that run there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from broker.core.claim import Claim
@@ -13,6 +13,7 @@ from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
 from broker.core.slot_cache import SlotCache
 from broker.core.state import Phase, Worker
+from broker.core.turnover import Written
 
 TYPICAL_PREFILL_TOKENS = 1024
 """Prompt assumed where workers are compared before a job is known: near the mean of public chat
@@ -92,6 +93,10 @@ class Seat:
     """When its warm-up ends, if its cache is not filled before."""
     cold_tokens: int = 0
     """Prompt tokens it was given since its cache was empty."""
+    written: Written = field(default_factory=Written)
+    """What was computed there of late."""
+    eviction_ratio: float = 1.0
+    """What a token that is computed there costs its cache, against the mean of the workers."""
     report_sequence: int | None = None
     """Of its last cache summary; None until a full one came."""
     guarded_in: tuple[str, ...] = ()
@@ -194,7 +199,9 @@ class Seat:
         step_s, self.step_slope_s = worker.decode_rate.step_and_slope_s(kv_tokens)
         self.step_s = step_s or 1.0 / self.decode_tokens_s
         self.prefill_began_at_s = worker.prefill_began_at_s
-        self.prefill_weight = 1 + policy.bias + policy.interference_weight * leases
+        self.prefill_weight = (
+            1 + policy.bias * self.eviction_ratio + policy.interference_weight * leases
+        )
         self.slowdown_weight = policy.slowdown_weight * leases
         self.load_s = load_s = self._load_s(policy) if by_load else 0.0
         is_idle = backlog_tokens <= 0
@@ -223,6 +230,7 @@ class Seat:
             self.step_slope_s,
             self.decoding_jobs,
             -self.trust,
+            self.eviction_ratio,
         )
 
     def _load_s(self, policy: RoutingPolicy) -> float:

@@ -96,6 +96,11 @@ PARTS = (
         (*EVERYWHERE, "conversation @ 5", "conversation @ 7"),
         {"size_weight": 0.0},
     ),
+    Part(
+        "caches filled anew alike",
+        (*EVERYWHERE, "conversation @ 5", "conversation @ 7", "agentic", "few-shot"),
+        {"turnover_weight": 0.0},
+    ),
     Part("floor of a match", (*EVERYWHERE, "few-shot"), {"prefix_tokens_min": 0}),
     Part("floor of a saving", (*EVERYWHERE, "alternating"), {"saving_s_min": 0.0}),
     Part(

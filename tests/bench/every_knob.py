@@ -41,6 +41,7 @@ VALUES = (
     "routing.slowdown_weight=0,0.1",
     "routing.interference_weight=0,0.05",
     "routing.size_weight=0,0.8,3",
+    "routing.turnover_weight=0,0.7,3",
     "routing.kv_fill_ratio_max=0.8,1",
     "routing.replicas_max=1,2,3",
     "routing.hot_uses_min=0,16",

@@ -4,7 +4,6 @@ import pytest
 
 from broker.core.candidates import (
     COLD_EACH_MAX,
-    CROWD_MIN,
     SMALL_FLEET,
     STRETCH_EACH_MAX,
     best_of,
@@ -16,7 +15,7 @@ from broker.core.decode_rate import DecodeRate
 from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_search import Level
-from broker.core.roster import Roster
+from broker.core.roster import CROWD_MIN, Roster
 from broker.core.scoring import CROWDED, CROWDING_MAX, Scored, need_of, set_apart
 from broker.core.seat import Seat
 from broker.core.size_intervals import JOBS_MIN, NO_PULL, Pull
@@ -99,7 +98,7 @@ def test_nor_while_little_is_known() -> None:
 
 def test_equal_sizes_are_shared_evenly() -> None:
     """Jobs of one size have the whole line, so every worker gets as many."""
-    place = a_fleet(seen=0)
+    place = a_fleet(seen=0, turnover_weight=0.0)
     for _ in range(40):
         ran(place, 2_000)
     given = [place.run(place.spec(prompt_tokens=2_000)) for _ in range(16)]
