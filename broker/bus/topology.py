@@ -255,6 +255,20 @@ async def apply(bus: Bus, topology: Topology) -> None:
     await _some_at_once(bus.ensure_consumer, topology.consumers)
 
 
+async def stands(bus: Bus, topology: Topology) -> bool:
+    """Say whether all its streams are there, however they are set. Raises BusError."""
+    absent: list[str] = []
+
+    async def look(spec: StreamSpec) -> None:
+        try:
+            await bus.stream_state(spec.name)
+        except NotFound:
+            absent.append(spec.name)
+
+    await _some_at_once(look, topology.streams)
+    return not absent
+
+
 async def _give_back(bus: Bus, spec: StreamSpec) -> None:
     """Make a stream that stands as small as it may be, with what it holds."""
     try:

@@ -19,6 +19,7 @@ from broker.service.config import Config
 from broker.service.control import Control
 from broker.service.election import Election, Term
 from broker.service.endings import Endings
+from broker.service.file_marks import is_declared, write_mark
 from broker.service.fleet import Fleet
 from broker.service.held import Shelf
 from broker.service.intake import Intake
@@ -30,12 +31,12 @@ from broker.service.pulls import Pulls
 from broker.service.queues import queue_consumers, results_ages_s, window_of
 from broker.service.reading import Reader
 from broker.service.reconcile import Reconciler
-from broker.service.recovery import collect_inventories, reset_queues, until_answered
+from broker.service.recovery import NOT_YET, collect_inventories, reset_queues, until_answered
 from broker.service.redelivered import Redelivered
 from broker.service.reload import close, declare, offer, withdraw
 from broker.service.renewals import Renewals
 from broker.service.results_room import ResultsRoom, policy_of
-from broker.service.retiring import Retiring, former_queues
+from broker.service.retiring import Retiring, former_queues, with_offered
 from broker.service.snapshot import SnapshotSource
 from broker.wire import subjects
 from broker.wire.ids import job_key
@@ -114,8 +115,6 @@ class Leadership:
         self.results_room = ResultsRoom(bus, lanes, tell=self.loop.tell, now=now)
         self._wanted: tuple[Config, Callable[[bool], None]] | None = None
         self._is_wanted = asyncio.Event()
-        self.declares = False
-        """Whether what stands at the server may not be what the configuration says."""
         self.retires = True
         """Whether what the configuration lacks shall go: a reload has said so."""
         self.ready = False
@@ -214,9 +213,7 @@ class Leadership:
     async def _start(self) -> None:
         """Announce, reset, adopt, pull: in this order."""
         leases = self._config.policy.leases
-        if self.declares:
-            await until_answered(lambda: declare(self._bus, self._config))
-            await until_answered(lambda: offer(self._bus, self._config))
+        await until_answered(self._declare_own, passing=NOT_YET)
         former = await self._former()
         marks = await reset_queues(self._bus, {**self.pulls.queues, **former})
         self.redelivered.expect({one.address: one.delivered_sequence for one in marks})
@@ -245,6 +242,18 @@ class Leadership:
             await until_answered(partial(self._open, address, spec))
         await until_answered(lambda: self.retiring.take(former))
         self.loop.tell(DispatchAllowed(self._now()))
+
+    async def _declare_own(self) -> None:
+        """Bring the server to our file, where it stands at another's. Raises BusError.
+
+        What our file lacks is taken away only where a reload has said so.
+        """
+        if await is_declared(self._bus, self._config):
+            return
+        config = self._config if self.retires else await with_offered(self._bus, self._config)
+        await declare(self._bus, config)
+        await offer(self._bus, config)
+        await write_mark(self._bus, self._config)
 
     async def _former(self) -> dict[JobAddress, ConsumerSpec]:
         """Shut the door of queues that shall go, and find what waits there."""
@@ -303,6 +312,7 @@ class Leadership:
             await until_answered(lambda: self.retiring.take(gone))
             await until_answered(lambda: offer(self._bus, config))
             await until_answered(lambda: withdraw(self._bus, config))
+            await until_answered(lambda: write_mark(self._bus, config))
         _log.info("reload.done", queues=len(queues), leaving=len(gone))
 
     async def _no_more_lacking(self, config: Config) -> list[JobAddress]:

@@ -14,12 +14,13 @@ import uvloop
 
 from broker.bus import logs
 from broker.bus import nats as nats_bus
-from broker.bus.base import Bus, BusError, LinkDown, NoResponders, NoStream, NotFound, Timeout
+from broker.bus.base import BucketSpec, Bus, BusError, NoStream, Timeout
 from broker.bus.nats_wire import Credentials
 from broker.service.clock import WallClock
 from broker.service.config import Config, ConfigError, load
 from broker.service.decision_log import DecisionLog
-from broker.service.election import Election
+from broker.service.election import Election, leader_now
+from broker.service.file_marks import FileWatch, write_mark
 from broker.service.fleet import Fleet
 from broker.service.garbage import Garbage
 from broker.service.leadership import Leadership
@@ -28,10 +29,13 @@ from broker.service.loop_watch import LoopWatch
 from broker.service.metrics import Metrics
 from broker.service.observer import Observer
 from broker.service.queues import models_of
+from broker.service.recovery import NOT_YET
 from broker.service.reload import declare, merged, offer
+from broker.service.retiring import with_offered
 from broker.service.status import Health, PageUnavailable, StatusServer
 from broker.service.views import Snapshots
-from broker.service.watchdogs import Watchdogs, cut, full, lacking, risen, slow
+from broker.service.watchdogs import Watchdogs, cut, differing, either, full, lacking, risen, slow
+from broker.wire.subjects import CONFIG_BUCKET, LEADER_BUCKET
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_UNREACHABLE = 1, 2, 3
 
@@ -62,12 +66,10 @@ class Broker:
         """Make a broker on a connected bus."""
         self._bus = bus
         self._config = config
-        self._declared: Config | None = None
-        """What stands at the server, as far as this broker has seen to it."""
         self._reloading: Config | None = None
+        """Given to the leadership and not taken yet."""
         self._was_told = False
         """Its file was taken by a reload: what it lacks shall go."""
-        """Given to the leadership and not taken yet."""
         self._now = WallClock()
         self._learned = Learned()
         self._observer = Observer(metrics, log, self._learned)
@@ -77,6 +79,9 @@ class Broker:
             bus, broker=config.broker.name, ttl_s=config.broker.leader_ttl_s, now=self._now
         )
         self.loop_watch = LoopWatch(stuck_s_max=config.broker.loop_stuck_s_max)
+        self.file_watch = FileWatch(
+            bus, config=lambda: self._config, leads=lambda: self.leadership is not None
+        )
         self.watchdogs = self._make_watchdogs(log)
         self.snapshots = Snapshots(
             config, self._learned, watches=self.watchdogs.views, now=self._now
@@ -94,7 +99,9 @@ class Broker:
                 "store": slow(lambda: self.election.write_s, stuck=lambda: self.election.stuck),
                 "results": full(self._scarce_lanes),
                 "accounts": self._miscounted,
-                "file": lacking(self._lacking),
+                "file": either(
+                    lacking(self._lacking), differing(lambda: self.file_watch.different)
+                ),
                 "log": lambda: log.trouble,
             },
             now=self._now,
@@ -115,8 +122,9 @@ class Broker:
         return self.snapshots.leadership
 
     async def prepare(self, *, patience_s: float = PREPARE_S_MAX) -> None:
-        """Declare the topology, publish the lanes' offers, start listening.
+        """Declare the topology and publish the lanes' offers where nobody leads; start listening.
 
+        While another leads, what stands at the server is its matter: our file may be another one.
         What a server in election can't do yet is tried again for `patience_s`; so is a stream that
         another broker is making, of which not all servers know yet. Raises BusError.
         """
@@ -125,7 +133,7 @@ class Broker:
             try:
                 await self._declare()
                 break
-            except (Timeout, LinkDown, NoStream, NoResponders, NotFound) as error:
+            except NOT_YET as error:
                 if self._now() >= give_up_at_s:
                     message = (
                         f"the message server was not ready within {patience_s:g} s ({error}); "
@@ -137,15 +145,29 @@ class Broker:
         await self.fleet.listen(self._bus)
 
     async def _declare(self) -> None:
-        await declare(self._bus, self._config)
-        await offer(self._bus, self._config)
-        self._declared = self._config
+        if await self._somebody_leads():
+            return
+        config = await with_offered(self._bus, self._config)
+        await declare(self._bus, config)
+        await offer(self._bus, config)
+        await write_mark(self._bus, self._config)
+
+    async def _somebody_leads(self) -> bool:
+        try:
+            return await leader_now(self._bus) is not None
+        except NoStream:
+            # No broker has run here yet, or the server is in election.
+            replicas = self._config.nats.replicas
+            for bucket in (CONFIG_BUCKET, LEADER_BUCKET):
+                await self._bus.ensure_bucket(BucketSpec(bucket, replicas=replicas))
+            return await leader_now(self._bus) is not None
 
     async def run(self) -> None:
         """Stand for election and lead, again and again, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.loop_watch.run())
             group.create_task(self.watchdogs.run())
+            group.create_task(self.file_watch.run())
             await self._lead_for_ever()
 
     async def _lead_for_ever(self) -> None:
@@ -183,7 +205,6 @@ class Broker:
         if self._reloading is config:
             self._reloading = None
         if taken:
-            self._declared = config
             self._configure(config)
 
     def _configure(self, config: Config) -> None:
@@ -218,7 +239,6 @@ class Broker:
             observer=self._observer,
             now=self._now,
         )
-        leadership.declares = self._declared is not self._config
         leadership.retires = self._was_told
         self.snapshots.leads(leadership)
         self._metrics.leadership(leader=True)

@@ -27,14 +27,14 @@ async def publish_offers(bus: Bus, config: Config, *, bytes_per_token: Mapping[s
                 model: told for model, told in sorted(bytes_per_token.items()) if model in models
             },
         )
-        if await _stored(bus, lane.name) != offer:
+        if await read_offer(bus, lane.name) != offer:
             await bus.kv_put(CONFIG_BUCKET, lane_offer_key(lane.name), encode(offer))
 
 
 async def withdraw_offer(bus: Bus, lane: str) -> None:
     """Offer nothing in a lane that is no more: its clients hear that instead of silence."""
     offer = LaneOffer(lane=lane, models=())
-    if await _stored(bus, lane) != offer:
+    if await read_offer(bus, lane) != offer:
         await bus.kv_put(CONFIG_BUCKET, lane_offer_key(lane), encode(offer))
 
 
@@ -42,13 +42,14 @@ async def told_bytes_per_token(bus: Bus, config: Config) -> dict[str, float]:
     """Read back what clients were told of the models' tokens, by any broker. Raises BusError."""
     told: dict[str, float] = {}
     for lane in config.policy.lanes:
-        offer = await _stored(bus, lane.name)
+        offer = await read_offer(bus, lane.name)
         if offer is not None:
             told |= {model: value for model, value in offer.bytes_per_token.items() if value > 0}
     return told
 
 
-async def _stored(bus: Bus, lane: str) -> LaneOffer | None:
+async def read_offer(bus: Bus, lane: str) -> LaneOffer | None:
+    """Read what a lane's clients are told; None: nothing that can be read. Raises BusError."""
     try:
         entry = await bus.kv_get(CONFIG_BUCKET, lane_offer_key(lane))
         return decode(entry.value, LaneOffer)

@@ -14,7 +14,16 @@ from typing import TypeVar
 
 import structlog
 
-from broker.bus.base import Bus, BusError, ConsumerSpec, NotFound
+from broker.bus.base import (
+    Bus,
+    BusError,
+    ConsumerSpec,
+    LinkDown,
+    NoResponders,
+    NoStream,
+    NotFound,
+    Timeout,
+)
 from broker.service.fleet import Fleet
 from broker.wire import subjects
 from broker.wire.codec import encode
@@ -28,6 +37,9 @@ HEARTBEATS_HEARD = 1.5
 """Heartbeat intervals after which a listener has heard of every worker that can speak."""
 
 RETRY_S = 0.2
+
+NOT_YET = (Timeout, LinkDown, NoStream, NoResponders, NotFound)
+"""What a server in election says, or one that has not heard of another broker's new stream."""
 
 RESETS_AT_ONCE_MAX = 16
 """Consumers reset at the same time: a hundred queues take a tenth of a second at a start."""
@@ -61,12 +73,17 @@ async def reset_queues(bus: Bus, queues: Mapping[JobAddress, ConsumerSpec]) -> l
     return [task.result() for task in resets]
 
 
-async def until_answered(step: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Repeat a step of the start until the server has answered it."""
+async def until_answered(
+    step: Callable[[], Awaitable[_Result]], *, passing: tuple[type[BusError], ...] = (BusError,)
+) -> _Result:
+    """Repeat a step of the start until the server has answered it.
+
+    Raises BusError where it is none of those that are `passing`.
+    """
     while True:
         try:
             return await step()
-        except BusError as error:
+        except passing as error:
             _log.warning("recovery.retry", error=str(error))
         await asyncio.sleep(RETRY_S)
 

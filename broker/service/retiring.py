@@ -16,14 +16,18 @@ import asyncio
 from collections.abc import Iterable
 
 import structlog
+from msgspec.structs import replace
 
 from broker.bus import topology
 from broker.bus.base import Bus, BusError, ConsumerSpec, NotFound
+from broker.core.policy import LanePolicy
 from broker.service.config import Config
+from broker.service.offer import read_offer
 from broker.service.pulls import Pulls
-from broker.service.queues import bounds_of, queue_addresses
+from broker.service.queues import bounds_of, models_of, queue_addresses
 from broker.wire import subjects
 from broker.wire.ids import BATCH_BAND, MalformedName, is_token
+from broker.wire.messages import LaneOffer
 from broker.wire.subjects import CONFIG_BUCKET, JobAddress, lane_offer_key
 
 LOOK_S = 1.0
@@ -94,6 +98,28 @@ async def _held_in(bus: Bus, stream: str) -> list[JobAddress]:
     return found
 
 
+async def with_offered(bus: Bus, config: Config) -> Config:
+    """Add to a configuration's lanes what they were offered with and lack now. Raises BusError.
+
+    To declare this takes nothing away that clients were told of.
+    """
+    lanes: list[LanePolicy] = []
+    for lane in config.policy.lanes:
+        offer = await read_offer(bus, lane.name)
+        models = models_of(config.policy, lane)
+        lanes.append(lane if offer is None else _widened(lane, models, offer))
+    return replace(config, policy=replace(config.policy, lanes=tuple(lanes)))
+
+
+def _widened(lane: LanePolicy, models: tuple[str, ...], offer: LaneOffer) -> LanePolicy:
+    more = tuple(model for model in offer.models if model not in models)
+    # An offer that was withdrawn names no model, and its bands say nothing.
+    bands = {*lane.bands, *offer.bands} if offer.models else {*lane.bands}
+    if not more and bands == {*lane.bands}:
+        return lane
+    return replace(lane, models=models + more, bands=tuple(sorted(bands)))
+
+
 def _spec(config: Config, address: JobAddress) -> ConsumerSpec:
     bounds = bounds_of(config)
     return topology.consumer_spec(address.lane, address.band, address.model, bounds)
@@ -149,10 +175,15 @@ class Retiring:
 
     async def leave_alone(self) -> None:
         """Remove nothing of what the configuration lacks, if it lacks anything. Raises BusError."""
-        former = await former_queues(self._bus, self.config)
         lanes = await former_lanes(self._bus, self.config)
-        queues = [f"{at.lane}.{at.band}.{at.model}" for at in former if at.lane not in lanes]
-        self.lacking = (*lanes, *queues)
+        offered = await with_offered(self._bus, self.config)
+        stand = {
+            *(at for at in await former_queues(self._bus, self.config) if at.lane not in lanes),
+            *queue_addresses(offered.policy),
+        }
+        lacking = stand.difference(queue_addresses(self.config.policy))
+        names = sorted(f"{at.lane}.{at.band}.{at.model}" for at in lacking)
+        self.lacking = (*lanes, *names)
 
     async def run(self) -> None:
         """Remove what is empty, until cancelled."""

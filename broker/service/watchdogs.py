@@ -27,7 +27,7 @@ STORE_SLOW_S = 0.5
 on a spinning one. In a cluster's election, 4 to 9 s."""
 
 NAMES_MAX = 10
-"""Of what a file lacks, named in an alarm; the log has all."""
+"""Of what a file lacks, or says otherwise, named in an alarm."""
 
 _log = structlog.get_logger(__name__)
 
@@ -132,5 +132,26 @@ def lacking(queues: Callable[[], tuple[str, ...]]) -> Look:
         more = f" and {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
         shown = ", ".join(names[:NAMES_MAX])
         return f"this broker's file lacks what stands at the server: {shown}{more}" if names else ""
+
+    return look
+
+
+def differing(keys: Callable[[], tuple[str, ...]]) -> Look:
+    """Look whether a standby's file is another than the leader's."""
+
+    def look() -> str:
+        names = keys()
+        more = f" and {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
+        shown = ", ".join(names[:NAMES_MAX])
+        return f"this broker's file is not the leader's: {shown}{more}" if names else ""
+
+    return look
+
+
+def either(*looks: Look) -> Look:
+    """Look at several things that are one trouble to the operator; the first one is told."""
+
+    def look() -> str:
+        return next(filter(None, [one() for one in looks]), "")
 
     return look

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from broker.bus.base import BusError, LinkDown, NotFound
+from broker.bus.base import BusError, LinkDown, NoStore, NotFound
 from broker.core.policy import LanePolicy, Policy, QuotaRow
 from broker.service import retiring as retiring_module
 from broker.service.config import Config
@@ -16,6 +16,7 @@ from broker.service.reload import RELOADED, RESTARTED, merged
 from broker.service.retiring import former_queues
 from broker.wire import subjects
 from broker.wire.codec import decode, encode
+from broker.wire.ids import BANDS
 from broker.wire.messages import Kind, LaneOffer, Reason
 from broker.wire.subjects import CONFIG_BUCKET, JobAddress, lane_offer_key
 from producers.client import Client
@@ -266,7 +267,8 @@ async def test_a_broker_started_with_another_file_refuses_nobodys_jobs(tmp_path:
         await cluster.members[0].kill()
         await second.ready()
         retiring = second.leader.retiring
-        assert retiring.lacking == (LANE, f"{OTHER_LANE}.2.{NEW_MODEL}")
+        large_queues = tuple(f"{OTHER_LANE}.{band}.{NEW_MODEL}" for band in BANDS)
+        assert retiring.lacking == (LANE, *large_queues)
         unserved = {JobAddress(LANE, 2, MODEL), JobAddress(OTHER_LANE, 2, NEW_MODEL)}
         assert set(await retiring.find()) == unserved
         assert await retiring.look()
@@ -274,7 +276,7 @@ async def test_a_broker_started_with_another_file_refuses_nobodys_jobs(tmp_path:
         watch = second.broker.watchdogs
         watch.look()
         trouble = {view.name: view.trouble for view in watch.views()}["file"]
-        assert f"{LANE}, {OTHER_LANE}.2.{NEW_MODEL}" in trouble
+        assert f"{LANE}, {OTHER_LANE}.0.{NEW_MODEL}" in trouble
         assert (await offered(cluster, LANE)) is not None
         assert waits.record is None
         second.broker.reload(less)
@@ -286,6 +288,84 @@ async def test_a_broker_started_with_another_file_refuses_nobodys_jobs(tmp_path:
                 record = await other.find_record(large.job_id)
         assert record.reason is Reason.UNKNOWN_MODEL
         await until(lambda: f"JOBS_{LANE}" not in cluster.bus.server.streams)
+
+
+async def test_a_standby_with_another_file_changes_nothing_and_says_so(tmp_path: Path) -> None:
+    """It lacks a model, and keeps results for a minute: the leader's clients notice nothing."""
+    policy = {"models": (MODEL, NEW_MODEL)}
+    async with a_cluster(tmp_path, policy=policy) as cluster:
+        results = subjects.results_stream(LANE)
+        before = (await cluster.bus.stream_state(results)).age_s_max
+        less = with_policy(cluster.config, models=(MODEL,), quotas=(QuotaRow(queued_jobs_max=1),))
+        less = replace(less, streams=replace(less.streams, results_age_s_max=60.0))
+        second = await cluster.start_broker("b2", config=less)
+        watch = second.broker.watchdogs
+        await until(lambda: bool(second.broker.file_watch.different))
+        watch.look()
+        trouble = {view.name: view.trouble for view in watch.views()}["file"]
+        assert "policy.models, policy.quotas, streams.results_age_s_max" in trouble
+        offer = await offered(cluster, LANE)
+        assert offer is not None
+        assert offer.models == (MODEL, NEW_MODEL)
+        assert (await cluster.bus.stream_state(results)).age_s_max == before
+        async with cluster.client() as client:
+            assert (await client.submit(a_chat(model=NEW_MODEL), band=2)).job_id
+        # Told to go, they go when it leads.
+        second.broker.reload(less)
+        await cluster.members[0].kill()
+        await second.ready()
+        assert (await cluster.bus.stream_state(results)).age_s_max == 60.0
+        await second.broker.file_watch.look()
+        assert second.broker.file_watch.different == ()
+        offer = await offered(cluster, LANE)
+        assert offer is not None
+        assert offer.models == (MODEL,)
+
+
+async def test_a_leader_started_with_another_file_closes_no_empty_queue(tmp_path: Path) -> None:
+    """What it lacks may hold nothing just now: jobs are taken as before, and wait."""
+    policy = {"models": (MODEL, NEW_MODEL)}
+    async with a_cluster(tmp_path, policy=policy) as cluster:
+        less = with_policy(
+            cluster.config, models=(MODEL,), lanes=(LanePolicy(name=LANE, bands=(1, 2)),)
+        )
+        await cluster.members[0].kill()
+        second = await cluster.start_broker("b2", config=less)
+        await second.ready()
+        unserved = {f"{LANE}.{band}.{MODEL}" for band in (0, 3)}
+        unserved |= {f"{LANE}.{band}.{NEW_MODEL}" for band in BANDS}
+        assert set(second.leader.retiring.lacking) == {OTHER_LANE, *unserved}
+        async with cluster.client() as client:
+            large = await client.submit(a_chat(model=NEW_MODEL), band=3)
+            served = await client.submit(a_chat(), band=2)
+            assert await ended(served) == (Kind.COMPLETED, None)
+            assert await cluster.queued() == 1
+            await reloaded(second, cluster.config)
+            assert second.leader.retiring.lacking == ()
+            assert large.record is None
+            assert JobAddress(LANE, 3, NEW_MODEL) in second.leader.pulls.queues
+
+
+async def test_a_takeover_with_the_same_file_declares_nothing_anew(tmp_path: Path) -> None:
+    """A hundred queues would hold it up for a second; the mark says that they stand."""
+    async with a_cluster(tmp_path, workers=0) as cluster:
+        writing = Failing("kv_put", BusError("not to be written"), times=99, prefix=CONFIG_BUCKET)
+        second = await cluster.start_broker("b2", fault=writing)
+        await cluster.members[0].kill()
+        await second.ready()
+        assert writing.raised == 0
+
+
+async def test_a_leader_whose_file_the_server_refuses_gives_way(tmp_path: Path) -> None:
+    """It would hold the key for ever and serve nobody: another broker gets its chance."""
+    async with a_cluster(tmp_path, workers=0) as cluster:
+        refusing = Failing("ensure_consumer", NoStore("no room for it"), times=99)
+        more = with_policy(cluster.config, lanes=(*BOTH, LanePolicy(name=NEW_LANE)))
+        await cluster.start_broker("b2", fault=refusing, config=more)
+        await cluster.members[0].stop()
+        await until(lambda: refusing.raised > 0)
+        third = await cluster.start_broker("b3")
+        await third.ready()
 
 
 async def test_quota_rows_count_from_the_reload_on(tmp_path: Path) -> None:
