@@ -18,10 +18,12 @@ from broker.bus.base import BusError, Message, StreamSpec
 from broker.bus.nats import NatsBus, ServerInfo
 from broker.service.config import Config
 from broker.service.election import leader_now
+from broker.service.file_marks import read_mark
 from broker.service.queues import topology_of
 from broker.service.snapshot import StatusView, WorkersView, WorkerView
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode
+from broker.wire.file_mark import FileMark
 from broker.wire.messages import Heartbeat, LaneOffer, LaneState
 from ops.cli.connection import ask
 from ops.cli.durability import Durability
@@ -71,6 +73,8 @@ class Facts:
     broker_ahead_s: float | None = None
     workers_ahead_s: dict[str, float] = field(default_factory=dict[str, float])
     disk_free_bytes: int | None = None
+    file_mark: FileMark | None = None
+    """Of the file that the leading broker runs with."""
     page: str = ""
     """What answered at the configured address of the status page."""
 
@@ -107,6 +111,8 @@ async def _lanes(bus: NatsBus, facts: Facts) -> None:
         await _stream(bus, facts, spec.name)
     with suppress(BusError):  # An older cluster has no batches.
         facts.batches = await all_batches(bus)
+    with suppress(BusError):
+        facts.file_mark = await read_mark(bus)
     facts.seen_at_s = time.time()
 
 

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from broker.bus.nats_streams import stream_config
+from broker.service.file_marks import mark_of
 from broker.wire import subjects
 from broker.wire.codec import MESSAGE_BYTES_MAX
+from broker.wire.file_mark import differences
 from broker.wire.prefix import BLOCK_BYTES
 from broker.wire.prompt import BYTES_PER_TOKEN
 from ops.cli.doctor_batches import batches, files, is_smaller, smaller_files
@@ -52,6 +54,9 @@ BOUNDS = {
 }
 """What bounds a lane's streams, by the beginning of their names."""
 
+KEYS_MAX = 10
+"""Of those in which two files differ, named in a line."""
+
 MILLION = 1_000_000
 
 INDEX_ENTRY_BYTES = 86
@@ -83,6 +88,7 @@ def judge(facts: Facts, *, line_bytes: int) -> Iterator[Finding]:
     yield from smaller_files(facts)
     yield from batches(facts)
     yield from _broker(facts)
+    yield from _file(facts)
     yield from _watchdogs(facts)
     yield from _workers(facts)
     yield from _index(facts)
@@ -160,7 +166,7 @@ def _streams(facts: Facts) -> Iterator[Finding]:
         stream = facts.streams.get(spec.name)
         if stream is None:
             wrong += 1
-            to_do = "start the broker again: it makes what is missing"
+            to_do = "send the leading broker SIGHUP, or start it again: it makes what is missing"
             yield fail("streams", f"{spec.name} is not there", to_do)
             continue
         wanted = stream_config(spec)
@@ -169,7 +175,10 @@ def _streams(facts: Facts) -> Iterator[Finding]:
         found = _differences(wanted, stream.config, sizes=facts.config is not None)
         if found:
             wrong += 1
-            to_do = "start the broker again: it brings streams up to date; an old server refuses"
+            to_do = (
+                "if the file is right, send the leading broker SIGHUP, or start all again: whoever"
+                " leads brings streams up to date; an old server refuses"
+            )
             yield fail("streams", f"{spec.name}: {found}", to_do)
     if not wrong:
         how = "as configured" if facts.config else "as they must be (sizes: give --config)"
@@ -287,6 +296,20 @@ def _broker(facts: Facts) -> Iterator[Finding]:
         yield ok("ports", f"{address} is free for a broker's status page here")
     else:
         yield ok("ports", f"status page at http://{address}: {facts.page}")
+
+
+def _file(facts: Facts) -> Iterator[Finding]:
+    """Compare the file at hand with what the leading broker runs with."""
+    if facts.config is None or facts.file_mark is None:
+        return
+    keys = differences(mark_of(facts.config), facts.file_mark)
+    if keys:
+        more = f" and {len(keys) - KEYS_MAX:,} more" if len(keys) > KEYS_MAX else ""
+        found = f"not what the leading broker runs with: {', '.join(keys[:KEYS_MAX])}{more}"
+        to_do = "if it is the right one, give it to all brokers, and send each SIGHUP"
+        yield warn("file", found, to_do)
+    else:
+        yield ok("file", "the leading broker runs with the same")
 
 
 def _results(facts: Facts) -> Iterator[Finding]:
