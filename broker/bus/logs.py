@@ -7,10 +7,13 @@ the programs' own lines go to whatever standard error is then, or nowhere.
 
 import logging
 import sys
+import time
 from contextlib import suppress
 
 import orjson
 import structlog
+
+from broker.bus.log_repeats import Repeats
 
 
 class Log:
@@ -60,6 +63,7 @@ def set_up(*, level: int = logging.INFO, **who: str) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            Repeats(now=time.monotonic),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
