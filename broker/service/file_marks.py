@@ -99,7 +99,8 @@ class FileWatch:
         self._config = config
         self._leads = leads
         self.different: tuple[str, ...] = ()
-        """Keys in which the two differ; empty for a leader."""
+        """Keys in which the two differ, at two looks running; empty for a leader."""
+        self._seen: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Compare until cancelled."""
@@ -111,9 +112,11 @@ class FileWatch:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Compare once. Raises BusError."""
-        if self._leads():
-            self.different = ()
-            return
-        theirs = await read_mark(self._bus)
-        self.different = differences(mark_of(self._config()), theirs) if theirs is not None else ()
+        """Compare once. Raises BusError.
+
+        Whoever changes the file of a cluster sends each broker SIGHUP, one after the other: that
+        they differ meanwhile is no news.
+        """
+        theirs = None if self._leads() else await read_mark(self._bus)
+        found = differences(mark_of(self._config()), theirs) if theirs is not None else ()
+        self.different, self._seen = (found if self._seen else ()), found

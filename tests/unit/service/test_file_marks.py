@@ -97,6 +97,25 @@ async def test_a_stream_that_was_deleted_is_missed(tmp_path: Path) -> None:
         assert await is_declared(cluster.bus, cluster.config)
 
 
+async def test_brokers_that_are_told_one_after_the_other_raise_no_alarm() -> None:
+    """A standby that was sent SIGHUP first differs from the leader for a moment."""
+    bus = MemoryBus()
+    await declare(bus, a_config())
+    await write_mark(bus, a_config())
+    new = a_config(streams={"results_age_s_max": 60.0})
+    watch = FileWatch(bus, config=lambda: new, leads=lambda: False)
+    await watch.look()
+    assert watch.different == ()
+    await write_mark(bus, new)
+    await watch.look()
+    await watch.look()
+    assert watch.different == ()
+    await write_mark(bus, a_config())
+    await watch.look()
+    await watch.look()
+    assert watch.different == ("streams.results_age_s_max",)
+
+
 async def test_a_standby_compares_again_and_again_and_a_leader_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -300,7 +300,8 @@ async def test_a_standby_with_another_file_changes_nothing_and_says_so(tmp_path:
         less = replace(less, streams=replace(less.streams, results_age_s_max=60.0))
         second = await cluster.start_broker("b2", config=less)
         watch = second.broker.watchdogs
-        await until(lambda: bool(second.broker.file_watch.different))
+        await second.broker.file_watch.look()
+        await second.broker.file_watch.look()
         watch.look()
         trouble = {view.name: view.trouble for view in watch.views()}["file"]
         assert "policy.models, policy.quotas, streams.results_age_s_max" in trouble
