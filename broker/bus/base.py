@@ -59,6 +59,10 @@ class NoRoom(BusError):
     """The server can't set aside what a stream may hold. It is as it was, or not there."""
 
 
+class NotTaken(BusError):
+    """A setting doesn't stand as it was asked for: an old server ignores it, or another set it."""
+
+
 class NoStream(BusError):
     """No stream takes this subject (or its election is under way)."""
 

@@ -22,6 +22,7 @@ from broker.bus.base import (
     NoStore,
     NoStream,
     NotFound,
+    NotTaken,
     PayloadTooLarge,
     StoredMessage,
     StreamFull,
@@ -484,7 +485,7 @@ def _raised(present: Mapping[str, object], wanted: Mapping[str, object]) -> dict
 
 
 def check_taken(answer: Answer, wanted: Mapping[str, object], *, what: str) -> None:
-    """Raise BusError naming the first setting that doesn't stand as wanted."""
+    """Raise NotTaken naming the first setting that doesn't stand as wanted."""
     for name, value in wanted.items():
         # The server leaves out what is false or zero.
         given = answer.config.get(name, type(value)())
@@ -493,4 +494,4 @@ def check_taken(answer: Answer, wanted: Mapping[str, object], *, what: str) -> N
                 f"{what}: the server did not take {name} = {value!r}, it has {given!r}; "
                 "is it older than 2.12?"
             )
-            raise BusError(message)
+            raise NotTaken(message)

@@ -8,6 +8,7 @@ from broker.bus.base import (
     BusError,
     NoStream,
     NotFound,
+    NotTaken,
     PayloadTooLarge,
     StreamFull,
     Timeout,
@@ -55,9 +56,9 @@ def test_setting_that_an_old_server_ignores_is_named() -> None:
     """A server that does not know a setting leaves it out of its answer."""
     wanted = stream_config(a_stream(allow_msg_ttl=True))
     answer = decode_answer(b'{"config":{"name":"JOBS_acme"}}')
-    with pytest.raises(BusError, match="subjects"):
+    with pytest.raises(NotTaken, match="subjects"):
         check_taken(answer, wanted, what="stream JOBS_acme")
-    with pytest.raises(BusError, match="allow_msg_ttl"):
+    with pytest.raises(NotTaken, match="allow_msg_ttl"):
         check_taken(answer, {"allow_msg_ttl": wanted["allow_msg_ttl"]}, what="stream JOBS_acme")
 
 

@@ -3,12 +3,13 @@
 import pytest
 
 from broker.bus import topology
-from broker.bus.base import Bus, LinkDown, NoStream, StreamFull, StreamSpec, WrongSequence
+from broker.bus.base import Bus, LinkDown, NoStream, NotTaken, StreamFull, StreamSpec, WrongSequence
 from broker.bus.memory import MemoryBus
 from broker.bus.topology import Bounds, LanePlan
 from broker.wire import subjects
 from broker.wire.ids import MalformedName
 from tests.buses import pulling
+from tests.crashing import Failing, faulty
 
 LANE = LanePlan("acme", ("tiny", "meta/llama"))
 
@@ -18,6 +19,19 @@ async def a_deployment(bounds: Bounds = topology.DEFAULTS) -> Bus:
     bus = MemoryBus()
     await topology.apply(bus, topology.of([LANE], bounds))
     return bus
+
+
+@pytest.mark.parametrize("others", range(topology.TAKEN_TRIES_MAX + 1))
+async def test_what_another_broker_set_meanwhile_is_looked_at_again(others: int) -> None:
+    """Two that started at once ended one of them; an old server is still told after a few tries."""
+    failing = Failing("ensure_consumer", NotTaken("the server has another"), times=others)
+    bus, wanted = faulty(MemoryBus(), failing), topology.of([LanePlan("acme", ("tiny",), (2,))])
+    if others < topology.TAKEN_TRIES_MAX:
+        await topology.apply(bus, wanted)
+    else:
+        with pytest.raises(NotTaken):
+            await topology.apply(bus, wanted)
+    assert failing.raised == min(others, topology.TAKEN_TRIES_MAX)
 
 
 def test_streams_of_a_lane() -> None:
