@@ -40,7 +40,7 @@ TO_DO = {
     "store": "look at the disk of the server's store, and at who else writes there",
     "results": "make room as said under results; lanes with room go on",
     "accounts": "the broker's log says which and why; whoever deletes results must look first",
-    "file": "correct the broker's file; if they are to go, send it SIGHUP",
+    "file": "correct the broker's file and send it SIGHUP; as it is, SIGHUP lets them go",
     "log": "make room on the disk of broker.state_dir; no job depends on it",
 }
 """By watchdog, `ops/docs/watchdogs.md`."""
