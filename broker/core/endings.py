@@ -42,7 +42,7 @@ class Endings:
         worker = self._mind.fleet.workers[lease.worker]
         match event.answer:
             case Answer.ACCEPTED | Answer.DUPLICATE:
-                lease.accepted, lease.unanswered = True, False
+                lease.accept(self._mind.at_s)
             case Unanswered.TIMEOUT:
                 lease.unanswered = not lease.accepted
                 self._leases.probe(worker)
@@ -68,7 +68,7 @@ class Endings:
         if lease is None:
             return
         worker = self._mind.fleet.workers[lease.worker]
-        lease.accepted, lease.unanswered = True, False
+        lease.accept(self._mind.at_s)
         lease.progressed_at_s = self._mind.at_s
         if note.cached_tokens is not None:
             self._hit(lease, worker, note.cached_tokens)

@@ -206,7 +206,7 @@ class Reports:
 
     def _progressed(self, worker: Worker, lease: Lease, entry: InFlight) -> None:
         mind = self._mind
-        lease.accepted, lease.unanswered = True, False
+        lease.accept(mind.at_s)
         if entry.prefilled and worker.mark_prefilled(lease, at_s=mind.at_s):
             lease.progressed_at_s = mind.at_s
             mind.changed(worker, opened=True)

@@ -50,7 +50,7 @@ class Lease:
     """The order's fate is not known: until the echo tells, no second dispatch."""
     aborting: bool = False
     progressed_at_s: float = 0.0
-    """When its token count last rose."""
+    """When its token count last rose, or its worker took it."""
     abort_number: int = 0
     """Of the last order to stop it; it is sent again when that is past and the job still runs."""
     cancelled: bool = False
@@ -61,6 +61,12 @@ class Lease:
     """Of earlier attempts."""
     excluded: tuple[str, ...] = ()
     """Workers where an earlier attempt failed."""
+
+    def accept(self, at_s: float) -> None:
+        """Note that its worker has it: how long it is without a token counts from then on."""
+        if not self.accepted:
+            self.accepted, self.progressed_at_s = True, at_s
+        self.unanswered = False
 
     @property
     def kv_tokens(self) -> int:

@@ -5,7 +5,7 @@ import pytest
 from broker.core.decisions import Abort, Dispatch, Requeue
 from broker.core.events import LinkChanged
 from broker.core.policy import LeasePolicy
-from broker.wire.messages import Reason
+from broker.wire.messages import Answer, Reason
 from tests.unit.core.cluster import Cluster, a_policy, a_spec, in_flight, of, only
 from tests.unit.core.silences import running, silence
 
@@ -61,6 +61,25 @@ def test_progress_puts_a_stall_off() -> None:
             cluster.beat(name, inflight=(listed,) if name == dispatch.worker else ())
     assert not of(Abort, cluster.decisions)
     assert of(Abort, cluster.tick(1.0))
+
+
+@pytest.mark.parametrize("heard_by", ["answer", "list"])
+def test_a_stall_is_counted_from_when_the_worker_took_the_job(heard_by: str) -> None:
+    """An order that waited for its body, or on its way, for stall_s is not one that stalled."""
+    cluster = Cluster(a_policy(leases=LeasePolicy(stall_s=5.0)))
+    cluster.join("w1")
+    dispatch = only(Dispatch, cluster.hold(a_spec("j1")))
+    for _ in range(7):
+        cluster.tick(1.0)
+        cluster.beat("w1", echo=0, inflight=())
+    if heard_by == "answer":
+        cluster.answer(dispatch, Answer.ACCEPTED)
+    listed = in_flight(a_spec("j1"), dispatch.attempt)
+    for _ in range(4):
+        cluster.beat("w1", inflight=(listed,))
+        assert not of(Abort, cluster.tick(1.0))
+    cluster.beat("w1", inflight=(listed,))
+    assert only(Abort, cluster.tick(1.0)).reason is Reason.STALLED
 
 
 def test_a_job_that_was_never_accepted_is_not_stalled() -> None:
