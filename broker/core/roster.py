@@ -322,7 +322,7 @@ class Roster:
         As it was when the worker last changed.
         """
         pool = self._home(seat)
-        if pool is None or not seat.worker.kv_tokens_max:
+        if self._policy.policy != "first_token" or pool is None or not seat.worker.kv_tokens_max:
             return 1.0
         weight = self._policy.turnover_weight * pool.crowd_share
         return max(0.0, 1.0 + weight * pool.turnover.excess(seat.written)) if weight else 1.0

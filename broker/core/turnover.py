@@ -33,8 +33,9 @@ found, hardly more is by keeping it longer (the conversation trace: 0.37, the sy
 RATIO_MAX = 3.0
 """No worker counts as written to more than so many times as fast as the mean."""
 
-REUSE_MAX = 2.0
-"""Tokens found for each one computed, beyond which more count no more."""
+REUSE_MAX = 1.0
+"""Tokens found for each one computed, beyond which more count no more: what is computed beside so
+much that is found is little, and where it goes is better left to the load."""
 
 
 @dataclass(slots=True)
