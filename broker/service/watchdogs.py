@@ -126,24 +126,19 @@ def full(lanes: Callable[[], tuple[str, ...]]) -> Look:
 
 def lacking(queues: Callable[[], tuple[str, ...]]) -> Look:
     """Look whether the broker's file lacks queues or lanes that stand at the server."""
-
-    def look() -> str:
-        names = queues()
-        more = f" and {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
-        shown = ", ".join(names[:NAMES_MAX])
-        return f"this broker's file lacks what stands at the server: {shown}{more}" if names else ""
-
-    return look
+    return _named("this broker's file lacks what stands at the server", queues)
 
 
 def differing(keys: Callable[[], tuple[str, ...]]) -> Look:
     """Look whether a standby's file is another than the leader's."""
+    return _named("this broker's file is not the leader's", keys)
 
+
+def _named(trouble: str, what: Callable[[], tuple[str, ...]]) -> Look:
     def look() -> str:
-        names = keys()
+        names = what()
         more = f" and {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
-        shown = ", ".join(names[:NAMES_MAX])
-        return f"this broker's file is not the leader's: {shown}{more}" if names else ""
+        return f"{trouble}: {', '.join(names[:NAMES_MAX])}{more}" if names else ""
 
     return look
 
