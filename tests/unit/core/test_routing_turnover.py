@@ -67,6 +67,23 @@ def test_a_cache_that_was_lost_was_not_written_to() -> None:
     assert where(place) == "w0"
 
 
+def test_a_job_that_was_answered_hears_of_it() -> None:
+    """A kept answer is given anew once another worker's cache costs less."""
+    place = a_fleet()
+    job = place.spec(prompt_tokens=LONG)
+    chosen = place.place(job).worker
+    assert chosen is not None
+    other = next(name for name in place.workers if name not in ("w0", chosen.id))
+    for _ in range(40):
+        place.run(place.spec(prompt_tokens=LONG), to=other)
+    assert place.place(job).worker is chosen, "w0 looks as it did when it last changed"
+    place.workers["w0"].kv_base_tokens += 1
+    place.router.changed(place.workers["w0"])
+    after = place.place(job).worker
+    assert after is not None
+    assert (chosen.id != "w0", after.id) == (True, "w0")
+
+
 def test_a_cached_prefix_goes_before() -> None:
     """What is found needs no computing: the job goes to its prefix."""
     place = a_fleet()
