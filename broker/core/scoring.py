@@ -102,7 +102,8 @@ def crowding(jobs: float) -> float:
     return min(CROWDING_MAX, max(1.0, jobs / CROWDED))
 
 
-Score = Callable[[RoutingPolicy, Need, Scored], float]
+Score = Callable[[RoutingPolicy, Need, Iterable["Scored"]], None]
+"""Scores candidates whose way is predicted."""
 
 
 def scored_each(
@@ -131,9 +132,8 @@ def scored_each(
         if not fits:
             wait_s += seat.room_wait_s(kv_tokens)
         prefill_s = uncached / seat.prefill_tokens_s
-        one = Scored(seat, hit, prefill_s, wait_s, fits, at_s < seat.cold_until_s)
-        one.score = score(policy, need, one)
-        scored.append(one)
+        scored.append(Scored(seat, hit, prefill_s, wait_s, fits, at_s < seat.cold_until_s))
+    score(policy, need, scored)
     return scored
 
 
@@ -147,16 +147,20 @@ def _believed_tokens(seat: Seat, need: Need, hit_tokens: float) -> int:
     return min(int(hit_tokens * seat.trust), max(0, need.prompt_tokens - 1))
 
 
-def first_token(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
+def first_token(policy: RoutingPolicy, need: Need, scored: Iterable[Scored]) -> None:
     """Predict seconds, the job's own and (in part) those it costs others."""
-    seat, wait_s = scored.seat, scored.wait_s
-    kv_tokens = need.kv_tokens - scored.hit_tokens
-    decode_s = seat.decode_cost_s(policy, kv_tokens, need.output_tokens)
-    if scored.is_cold:
-        wait_s *= COLD_LOAD_RATIO
-        decode_s *= COLD_LOAD_RATIO
-    scored.decode_s = decode_s
-    return wait_s + decode_s + seat.prefill_weight * scored.prefill_s
+    kv_tokens, output_tokens = need.kv_tokens, need.output_tokens
+    own_weight = policy.decode_weight
+    for one in scored:
+        seat, wait_s = one.seat, one.wait_s
+        growth_s = seat.step_slope_s * (kv_tokens - one.hit_tokens)
+        own_s = own_weight * (seat.step_s + growth_s)
+        decode_s = output_tokens * (own_s + seat.slowdown_weight * growth_s)
+        if one.is_cold:
+            wait_s *= COLD_LOAD_RATIO
+            decode_s *= COLD_LOAD_RATIO
+        one.decode_s = decode_s
+        one.score = wait_s + decode_s + seat.prefill_weight * one.prefill_s
 
 
 def set_apart(scored: Scored, need: Need, pull: Pull, place: float) -> None:
@@ -171,14 +175,15 @@ def set_apart(scored: Scored, need: Need, pull: Pull, place: float) -> None:
     scored.decode_s += cost_s
 
 
-def weighted(policy: RoutingPolicy, need: Need, scored: Scored) -> float:
+def weighted(policy: RoutingPolicy, need: Need, scored: Iterable[Scored]) -> None:
     """Add up load and miss, each in 0..1; leaving the last worker is added by the caller."""
     prompt_tokens = need.prompt_tokens
-    hit_ratio = scored.hit_tokens / prompt_tokens if scored.hit_tokens else 0.0
-    if hit_ratio < policy.hit_ratio_min:
-        hit_ratio = 0.0
     miss_weight = policy.miss_weight * (1 + min(1.0, prompt_tokens / LONG_PROMPT_TOKENS))
-    return policy.load_weight * _load_ratio(policy, scored) + miss_weight * (1 - hit_ratio)
+    for one in scored:
+        hit_ratio = one.hit_tokens / prompt_tokens if one.hit_tokens else 0.0
+        if hit_ratio < policy.hit_ratio_min:
+            hit_ratio = 0.0
+        one.score = policy.load_weight * _load_ratio(policy, one) + miss_weight * (1 - hit_ratio)
 
 
 def leave_cost(policy: RoutingPolicy) -> float:
