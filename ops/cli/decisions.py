@@ -1,10 +1,9 @@
 """`inferlane decisions`: what the broker's decision log is good for afterwards."""
 
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 from cyclopts import Parameter, validators
@@ -59,15 +58,14 @@ def trace(
 
     from ops.cli.decision_files import lines_in_order
     from ops.cli.decision_trace import write_trace
+    from ops.cli.result_files import require_writable, whole_file
 
     if not logs:
         message = "name the log's files, such as inferlane-state/decisions*.jsonl"
         raise Misused(message)
-    if output is not None and output.resolve() in {log.resolve() for log in logs}:
-        message = f"{output} is one of the logs; give the trace another name"
-        raise Misused(message)
+    require_writable(output, inputs=logs)
     salt = secrets.token_bytes(SALT_BYTES)
-    with _sink(output) as sink:
+    with nullcontext(sys.stdout.buffer) if output is None else whole_file(output) as sink:
         written = write_trace(lines_in_order(logs), sink, salt=salt, anonymous=anonymous)
     _tell(written, output)
 
@@ -138,30 +136,6 @@ def show_accuracy(found: "Accuracy", *, as_json: bool) -> None:
             f" {found.first_token_error_ratio:.0%} or less; the one in the middle was"
             f" {abs(found.first_token_bias_ratio):.0%} too {way}."
         )
-
-
-@contextmanager
-def _sink(output: Path | None) -> Generator[IO[bytes]]:
-    """Open the trace's file; it stands under its name once it is whole."""
-    if output is None:
-        yield sys.stdout.buffer
-        return
-    part = output.with_name(f"{output.name}.part")
-    try:
-        file = part.open("wb")
-    except OSError as error:
-        message = f"{part} can't be written: {(error.strerror or str(error)).lower()}"
-        raise Misused(message) from error
-    try:
-        with file:
-            yield file
-        part.replace(output)
-    except BaseException as error:
-        part.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            message = f"{output} can't be written: {(error.strerror or str(error)).lower()}"
-            raise CommandError(message) from error
-        raise
 
 
 def _tell(written: "Written", output: Path | None) -> None:

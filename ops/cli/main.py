@@ -3,6 +3,7 @@
 A subcommand is a module of this package. It is imported when it is asked for, or for `--help`.
 """
 
+import io
 import logging
 import os
 import sys
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TextIO
 
 import cyclopts
 import structlog
@@ -128,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = _take_debug(given)
+    _make_streams_whole()
     _log_to_stderr(debug=debug)
     try:
         result = make_app(_asked(given))(given, exit_on_error=False, print_error=False)
@@ -145,8 +149,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else ExitCode.OK
 
 
+def _make_streams_whole() -> None:
+    """Stand in for what was closed (`>&-`), and never fail on a character that has no place."""
+    if sys.stdout is None:
+        sys.stdout = _nowhere()
+    if sys.stderr is None:
+        sys.stderr = _nowhere()
+    out: TextIO = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w")
+
+
 def _fail(text: str, code: ExitCode) -> ExitCode:
-    sys.stderr.write(f"inferlane: {text}\n")
+    from ops.cli.output import note
+
+    note(f"inferlane: {text}")
     return code
 
 

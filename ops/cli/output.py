@@ -15,19 +15,28 @@ WIDTH_PIPED = 4_000
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
+class _Piped(Console):
+    """One whose reader may have had enough: the command's end is then as after any other line."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command: rich would end the process with 1, and say nothing."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Make the console for standard output."""
     if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(highlight=False, width=WIDTH_PIPED)
+        return _Piped(highlight=False)
+    return _Piped(highlight=False, width=WIDTH_PIPED)
 
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Make a table; a head that ends in `>` is of a column of numbers, aligned right.
 
-    Cells are text: what looks like markup in a name stays as it is.
+    Title and cells are text: what looks like markup in a name stays as it is.
     """
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    name = Text(printable(title), style="bold")
+    made = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD)
     for head in heads:
         made.add_column(head.removesuffix(">"), justify="right" if head.endswith(">") else "left")
     for row in rows:
@@ -40,6 +49,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "�" for char in text)
 
 
+def plain(text: str) -> str:
+    """Replace the same in text of several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def say(text: str) -> None:
     """Print a line."""
     sys.stdout.write(f"{text}\n")
@@ -47,7 +61,7 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Tell the person at the terminal something that is no part of the output."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{plain(text)}\n")
 
 
 def json_line(value: object) -> None:

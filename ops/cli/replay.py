@@ -70,11 +70,12 @@ def replay(
         report: Write everything to this JSON file.
     """
     from broker.sim.decisions import Tally
-    from broker.sim.errors import SimError
     from broker.sim.replay_run import Plan
     from broker.sim.replay_run import replay as run_replay
-    from ops.cli.output import console, note
-    from ops.cli.replay_text import assumptions, tables
+    from ops.cli.output import note
+    from ops.cli.replay_text import assumptions
+    from ops.cli.result_files import require_writable
+    from ops.cli.sim_point import told
 
     if not logs:
         message = "name the log's files, such as inferlane-state/decisions*.jsonl"
@@ -82,6 +83,7 @@ def replay(
     if not policy and quotas is None:
         message = "say what to change: --policy NAME, --quotas FILE, or both"
         raise Misused(message)
+    require_writable(report, inputs=(*logs, quotas, quotas_before))
     before, after = _policy(quotas_before), _policy(quotas)
     tally = Tally()
     jobs = _of_one_model(_read(logs, tally), model)
@@ -97,16 +99,13 @@ def replay(
     )
     for sentence in (*said, *assumptions(plan, tally)):
         note(sentence)
-    try:
+    with told():
         found = run_replay(jobs, plan)
-    except SimError as error:
-        raise Misused(str(error)) from error
-    screen = console()
-    for table in tables(found):
-        screen.print(table)
-    if report is not None:
-        _write(report, found, said)
-        note(f"report: {report}")
+    try:  # The file first: whoever reads the tables may leave before their end.
+        if report is not None:
+            _write(report, found, said)
+    finally:
+        _show(found)
 
 
 def _read(logs: Sequence[Path], tally: "Tally") -> list["LoggedJob"]:
@@ -187,12 +186,21 @@ def _engine(jobs: Sequence["LoggedJob"], fleet: Fleet) -> tuple["Profile", list[
     return profile, said
 
 
+def _show(found: "ReplayReport") -> None:
+    from ops.cli.output import console
+    from ops.cli.replay_text import tables
+
+    screen = console()
+    for table in tables(found):
+        screen.print(table)
+
+
 def _write(path: Path, found: "ReplayReport", said: Sequence[str]) -> None:
     import msgspec
 
+    from ops.cli.output import note
+    from ops.cli.result_files import write_whole
+
     body = {"assumptions": list(said), **msgspec.to_builtins(found)}
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")
-    except OSError as error:
-        message = f"{path} can't be written: {(error.strerror or str(error)).lower()}"
-        raise CommandError(message) from error
+    write_whole(path, msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")
+    note(f"report: {path}")

@@ -9,7 +9,7 @@ from broker.sim.decisions import Tally
 from broker.sim.logged_engine import LoggedEngine
 from broker.sim.replay_figures import GroupFigures, Row, change
 from broker.sim.replay_run import Plan, ReplayReport
-from ops.cli.output import duration, table
+from ops.cli.output import duration, plain, table
 
 GAP_LARGE = 0.25
 """Where simulation and log are further apart in mean TTFT, the reader is told to be careful."""
@@ -71,7 +71,7 @@ def tables(found: ReplayReport) -> Iterable[RenderableType]:
     yield _lanes(found)
     if found.endings:
         yield _endings(found)
-    yield Text("\n".join(conclusions(found)))
+    yield Text(plain("\n".join(conclusions(found))))
 
 
 def _whole(found: ReplayReport) -> RenderableType:

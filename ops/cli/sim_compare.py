@@ -43,21 +43,23 @@ def compare(
     """
     import msgspec
 
-    from ops.cli.sim_files import require_writable, write_whole
+    from ops.cli.result_files import require_writable, write_whole
     from ops.cli.sim_show import show_report, written
 
     _require_plots(html)
-    require_writable(report, html)
+    require_writable(report, html, inputs=point.files())
     with told():
         made = _compared(policies, seeds=seeds, jobs=jobs, sensitive=sensitivity, point=point)
-    show_report(made)
-    if report is not None:
-        write_whole(report, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
-    if html is not None:
-        from ops.sim_page.page import page
+    try:  # Files first: whoever reads the tables may leave before their end.
+        if report is not None:
+            write_whole(report, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+        if html is not None:
+            from ops.sim_page.page import page
 
-        write_whole(html, page(made).encode())
-    written(report, html)
+            write_whole(html, page(made).encode())
+        written(report, html)
+    finally:
+        show_report(made)
 
 
 def _require_plots(html: Path | None) -> None:

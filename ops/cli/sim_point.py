@@ -53,9 +53,7 @@ class Point:
         from broker.sim.workload.loading import load
         from broker.sim.workload.shaping import first_half, head, second_half
 
-        if not self.trace:
-            message = "name a trace, for example --trace excerpt:conversation"
-            raise Misused(message)
+        self._require_trace()
         with told():
             workload = load(self.trace, traces=self.traces)
         match self.part:
@@ -70,6 +68,19 @@ class Point:
             case _:
                 message = f"--part is {', '.join(PARTS)} or a number of requests, not {self.part!r}"
                 raise Misused(message)
+
+    def files(self) -> list[Path]:
+        """Return the files of the trace: no result may take their place. Raises Misused."""
+        from broker.sim.workload.loading import files
+
+        self._require_trace()
+        with told():
+            return files(self.trace, traces=self.traces)
+
+    def _require_trace(self) -> None:
+        if not self.trace:
+            message = "name a trace, for example --trace excerpt:conversation"
+            raise Misused(message)
 
     def setting(self) -> "Setting":
         """Make the cluster. Raises Misused."""

@@ -32,7 +32,7 @@ def run(
 
     from broker.sim.contestants import contestant
     from broker.sim.report import entry
-    from ops.cli.sim_files import require_writable, write_whole
+    from ops.cli.result_files import require_writable, write_whole
     from ops.cli.sim_pool import Run, required, run_all
     from ops.cli.sim_show import show_entry, written
 
@@ -41,15 +41,17 @@ def run(
         return
     with told():
         who = contestant(policy)
-        require_writable(report)
+        require_writable(report, inputs=point.files())
         setting, workload = point.setting(), point.workload()
         wanted = Run(label=who.label, setting=setting, seed=seed, timed=who.is_ours)
         outcomes = run_all([wanted], point=point, workload=workload, jobs=1)
         made = entry(who, [outcome.figures for outcome in required(outcomes)])
-    show_entry(made)
-    if report is not None:
-        write_whole(report, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
-        written(report)
+    try:  # The file first: whoever reads the table may leave before its end.
+        if report is not None:
+            write_whole(report, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+            written(report)
+    finally:
+        show_entry(made)
 
 
 def _show_policies() -> None:

@@ -43,24 +43,26 @@ def sweep(
     import msgspec
 
     from broker.sim.sweeping import swept_report
-    from ops.cli.sim_files import require_writable, write_whole
+    from ops.cli.result_files import require_writable, write_whole
     from ops.cli.sim_show import written
 
     if not knob:
         message = "name a knob and its values, for example --knob routing.bias=0,1,2,4"
         raise Misused(message)
-    require_writable(report)
+    require_writable(report, inputs=point.files())
     with told():
         setting, workload = point.setting(), point.workload()
         tried = _combinations(policy, knob)
         entries = _entries(
             tried, setting=setting, seeds=seeds, jobs=jobs, point=point, workload=workload
         )
-    _show(entries)
-    if report is not None:
-        swept = swept_report(tried, entries, setting=setting, seeds=seeds, workload=workload)
-        write_whole(report, msgspec.json.format(msgspec.json.encode(swept)) + b"\n")
-        written(report)
+    try:  # The file first: whoever reads the table may leave before its end.
+        if report is not None:
+            swept = swept_report(tried, entries, setting=setting, seeds=seeds, workload=workload)
+            write_whole(report, msgspec.json.format(msgspec.json.encode(swept)) + b"\n")
+            written(report)
+    finally:
+        _show(entries)
 
 
 def _combinations(policy: str, knob: "Sequence[str]") -> "list[Knobs]":

@@ -48,12 +48,29 @@ def load(path_or_name: str, *, traces: Path | None = None, seed: int = 1) -> Wor
     name, values = named.split(path_or_name)
     path, source = _found(name, traces)
     if path.is_dir():
-        return _folder(
-            path, name=name if name in KNOWN else path.name, source=source, rng=rng, values=values
-        )
+        shown = name if name in KNOWN else _text(path.name)
+        return _folder(path, name=shown, source=source, rng=rng, values=values)
     if values:
         raise TraceError(path_or_name, "a trace file takes no parameters")
-    return _file(path, name=name if name in KNOWN else path.name.split(".")[0], source=source)
+    shown = name if name in KNOWN else _text(path.name).split(".")[0]
+    return _file(path, name=shown, source=source)
+
+
+def files(path_or_name: str, *, traces: Path | None = None) -> list[Path]:
+    """Return the files that `load` reads; none for what is generated, or ships with the package.
+
+    Raises:
+        TraceError: nothing is there.
+    """
+    if path_or_name.startswith((named.PREFIX, EXCERPT_PREFIX)):
+        return []
+    path, _ = _found(named.split(path_or_name)[0], traces)
+    return [chunk for _, chunk in servegen.chunks(path)] if path.is_dir() else [path]
+
+
+def _text(name: str) -> str:
+    """Return a file's name as text, whatever bytes it has."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _excerpt(name: str) -> Workload:
@@ -73,7 +90,7 @@ def _found(name: str, traces: Path | None) -> tuple[Path, str]:
         places.append(traces / relative)
     for place in places:
         if _exists(place):
-            return place, source or str(place)
+            return place, source or _text(str(place))
     looked = " nor ".join(str(place) for place in places)
     raise TraceError(name, f"no such trace: not {looked}; {_names()}")
 

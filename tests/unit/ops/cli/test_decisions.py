@@ -198,7 +198,7 @@ def test_place_that_can_not_be_written(tmp_path: Path, capsys: pytest.CaptureFix
     """It is said before the log is read."""
     log = _file(tmp_path, "d.jsonl", *_day())
     assert _trace(log, "--output", tmp_path / "absent" / "t.jsonl") == Misused.code
-    assert "t.jsonl.part can't be written: no such file" in capsys.readouterr().err
+    assert "t.jsonl can't be written: name a file in a folder" in capsys.readouterr().err
 
 
 def test_spool_of_more_than_memory_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> 
         (["dlq", "replay", "a.b", "--lane", "a", "--all"], "name the jobs to replay"),
         (["decisions", "trace"], "name the log's files, such as inferlane-state/decisions"),
         (["decisions", "trace", "/absent.jsonl"], "/absent.jsonl can't be read: no such file"),
-        (["decisions", "trace", "a", "--output", "./a"], "a is one of the logs"),
+        (["decisions", "trace", "a", "--output", "./a"], "a is what is read"),
         (["decisions", "trace", "--output", "a"], "name the log's files"),
         (["config", "check", "/absent.toml"], "/absent.toml: cannot be read: no such file"),
         (["doctor", "--config", "/absent.toml"], "/absent.toml: cannot be read: no such file"),

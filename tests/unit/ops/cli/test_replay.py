@@ -232,9 +232,35 @@ def test_changes_read_well(before: float, after: float, text: str) -> None:
 
 
 def test_report_that_can_not_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The tables are shown first; then it is told, with 1."""
-    log = a_log(tmp_path, count=40)
-    assert run(log, "--policy", "weighted", "--report", tmp_path / "gone" / "r.json") == 1
+    """It is told before anything runs, and a report never takes the place of what was read."""
+    log, quotas = a_log(tmp_path, count=40), tmp_path / "q.toml"
+    quotas.write_text(QUOTAS)
+    for report, told in (
+        (tmp_path / "gone" / "r.json", "r.json can't be written: name a file in a folder"),
+        (log, "decisions.jsonl is what is read"),
+        (quotas, "q.toml is what is read"),
+    ):
+        read = log.read_bytes()
+        assert run(log, "--quotas", quotas, "--report", report) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert told in err
+        assert log.read_bytes() == read
+
+
+def test_full_disk_costs_the_new_report_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old one still stands, and the tables are shown all the same."""
+    log, report = a_log(tmp_path, count=40), tmp_path / "r.json"
+    report.write_bytes(b"old")
+
+    def full(_: Path, __: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert run(log, "--policy", "weighted", "--report", report) == 1
     out, err = capsys.readouterr()
     assert "as logged, and simulated" in out
-    assert "r.json can't be written: no such file or directory" in err
+    assert "r.json can't be written: no space left" in err
+    assert report.read_bytes() == b"old"

@@ -1,6 +1,7 @@
 """`inferlane sim`: what a newcomer types, what it says, and what it writes."""
 
 import json
+import os
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,8 @@ def test_sweep_begins_with_what_ships(tmp_path: Path, capsys: pytest.CaptureFixt
         (["compare", *EXCERPT, "--policies", "nobody"], "no policy is called 'nobody'"),
         (["compare", *EXCERPT, "--html", "/absent/a.html"], "/absent/a.html can't be written"),
         (["compare", *EXCERPT, "--policies", ","], "--policies names nobody"),
+        (["run", *EXCERPT, "--report", "/dev/null"], "a device or a pipe; name a file"),
+        (["compare", *EXCERPT, "--html", "a", "--report", "a"], "named for two results"),
         (["sweep", *EXCERPT], "name a knob and its values"),
         (["sweep", *EXCERPT, "--knob", "routing.bais=1"], 'Did you mean "routing.bias"?'),
         (["sweep", *EXCERPT, "--knob", "routing.bias=1", "--policy", "lmetric"], "a peer's"),
@@ -154,6 +157,36 @@ def test_wrong_usage(
     out, err = capsys.readouterr()
     assert out == ""
     assert told in err
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "sweep"])
+def test_a_result_never_takes_the_place_of_the_trace(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """By a path, or by its name in the folder of traces."""
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 9, "output_length": 2}\n')
+    arguments = ["sim", command, "--traces", str(tmp_path), "--report", str(trace)]
+    if command == "sweep":
+        arguments += ["--knob", "routing.bias=1"]
+    for name in (str(trace), "t.jsonl"):
+        assert main([*arguments, "--trace", name]) == errors.ExitCode.USAGE
+        assert "t.jsonl is what is read" in capsys.readouterr().err
+    assert trace.read_text().startswith('{"timestamp"')
+
+
+def test_a_trace_may_be_called_anything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Bytes that are no text, markup of a terminal or of a page: all is shown as text."""
+    name = os.fsdecode(b"[b]a\xff<script>\x1b[31m.jsonl")
+    (tmp_path / name).write_text('{"timestamp": 0, "input_length": 9, "output_length": 2}\n')
+    arguments = ["sim", "compare", "--trace", str(tmp_path / name), "--policies", "dynamo,lmetric"]
+    arguments += ["--seeds", "1", "--jobs", "1", "--html", str(tmp_path / "a.html")]
+    found = run_json(arguments, tmp_path / "a.json")
+    assert found["trace"]["name"] == "[b]a�<script>\x1b[31m"
+    assert "[b]a�<script>�[31m @ 1: 1 requests" in capsys.readouterr().out
+    page = (tmp_path / "a.html").read_text()
+    assert "[b]a�&lt;script&gt;" in page
+    assert "<script" not in page
 
 
 def test_page_without_matplotlib_fails_before_the_run(
