@@ -9,6 +9,7 @@ import cyclopts
 from cyclopts import Parameter, validators
 
 from ops.cli.errors import CommandError, Misused
+from ops.cli.sim_point import Blocks, Workers
 
 if TYPE_CHECKING:
     from broker.core.policy import Policy
@@ -26,11 +27,11 @@ app = cyclopts.App(name="replay", help="Judge a change on yesterday's traffic be
 class Fleet:
     """On what the traffic runs again."""
 
-    workers: Annotated[int | None, Parameter(validator=AT_LEAST_ONE)] = None
+    workers: Workers | None = None
     """How many; default: as many as the log names for the model."""
     profile: str = ""
     """A modelled engine (reference, demo, ...) instead of the one fitted to the log."""
-    blocks_per_worker: Annotated[int | None, Parameter(validator=AT_LEAST_ONE)] = None
+    blocks_per_worker: Blocks | None = None
     """Cache of a worker, in blocks of the profile (512 tokens, when fitted)."""
     slots: Annotated[int | None, Parameter(validator=AT_LEAST_ONE)] = None
     """Jobs that a worker runs at once; default: the profile's."""

@@ -2,7 +2,10 @@
 
 import multiprocessing
 import os
+import signal
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 
 
@@ -20,3 +23,13 @@ def end_with_parent() -> None:
 def _end_after(sentinel: int) -> None:
     wait([sentinel])
     os._exit(1)
+
+
+@contextmanager
+def ctrl_c_later() -> Generator[None]:
+    """Let Ctrl-C wait while processes are started: they inherit that they don't hear it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from ops.cli.errors import Misused
-from ops.cli.sim_point import Point, told
+from ops.cli.sim_point import Jobs, Point, Seeds, told
 
 if TYPE_CHECKING:
     from broker.sim.report import Report
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
 def compare(
     *,
     policies: str = "all",
-    seeds: Annotated[int, Parameter(validator=Number(gte=1))] = 5,
+    seeds: Seeds = 5,
     sensitivity: Annotated[bool, Parameter(negative="")] = False,
-    jobs: Annotated[int, Parameter(validator=Number(gte=1))] = 2,
+    jobs: Jobs = 2,
     report: Path | None = None,
     html: Path | None = None,
     point: Point = Point(),  # noqa: B008  # Frozen.

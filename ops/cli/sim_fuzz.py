@@ -1,13 +1,18 @@
 """`inferlane sim fuzz`: the mind under drawn scenarios and faults, and what must always hold."""
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from ops.cli.errors import ExitCode, Misused
+from ops.cli.errors import CommandError, ExitCode, Misused
+from ops.cli.sim_point import Jobs
 
 if TYPE_CHECKING:
     from broker.sim.fuzz import Found
@@ -15,16 +20,22 @@ if TYPE_CHECKING:
 CHUNK_SEEDS = 8
 """Seeds that a process takes at once: under a second of work, so that the bar moves."""
 
+SEEDS_MAX = 100_000_000
+"""Weeks of work."""
+
+CHUNKS_AHEAD = 4
+"""Of each process: enough that none waits for work while an earlier chunk takes longer."""
+
 FAILURES_SHOWN_MAX = 10
 
 
 def fuzz(
     *,
-    seeds: Annotated[int, Parameter(validator=Number(gte=1))] = 200,
+    seeds: Annotated[int, Parameter(validator=Number(gte=1, lte=SEEDS_MAX))] = 200,
     first: Annotated[int, Parameter(validator=Number(gte=0))] = 1,
     seed: Annotated[int | None, Parameter(validator=Number(gte=0))] = None,
     trace_events: Annotated[bool, Parameter(negative="")] = False,
-    jobs: Annotated[int, Parameter(validator=Number(gte=1))] = 2,
+    jobs: Jobs = 2,
 ) -> ExitCode:
     """Run scenarios drawn from seeds, with faults, and check what must always hold.
 
@@ -63,26 +74,52 @@ def _run_all(seeds: Sequence[int], *, jobs: int) -> "list[Found]":
 
 
 def _found(seeds: Sequence[int], *, jobs: int) -> "Iterator[Found]":
-    """Run seeds in several processes; what they come to is told in order."""
-    from multiprocessing import get_context
+    """Run seeds in several processes; what they come to is told in order.
 
+    Raises CommandError when a process dies.
+    """
+    from ops.cli.sim_child import ctrl_c_later, end_with_parent
+    from ops.cli.sim_pool import PROCESS_DIED
+
+    begins = range(0, len(seeds), CHUNK_SEEDS)
+    workers = min(jobs, len(begins))
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=end_with_parent)
+    waiting: deque[Future[list[Found]]] = deque()
+    try:
+        for begin in begins:
+            with ctrl_c_later():
+                waiting.append(pool.submit(_chunk, seeds[begin : begin + CHUNK_SEEDS]))
+            if len(waiting) > workers * CHUNKS_AHEAD:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise CommandError(PROCESS_DIED) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _chunk(seeds: Sequence[int]) -> "list[Found]":
     from broker.sim.fuzz import fuzz_seed
-    from ops.cli.sim_child import end_with_parent
 
-    with get_context("spawn").Pool(jobs, initializer=end_with_parent) as pool:
-        yield from pool.imap(fuzz_seed, seeds, chunksize=CHUNK_SEEDS)
+    return [fuzz_seed(seed) for seed in seeds]
 
 
 @contextmanager
 def _bar(total: int) -> Generator[Callable[[], None]]:
+    """Show a bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda: None
+        return
     with Progress(
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
     ) as progress:
         task = progress.add_task("", total=total)

@@ -18,6 +18,26 @@ if TYPE_CHECKING:  # `--help` must answer before the simulator is imported.
 WORKERS_MAX = 10_000
 """More than one broker leads; each modelled worker takes memory and time of every event."""
 
+BLOCKS_MAX = 1_000_000_000
+"""KV cache of one worker: of 512 tokens each, more than all the world's GPUs hold together."""
+
+SPEED_MAX = 1e6
+"""A day of arrivals in a tenth of a second: all there at once, as the load is measured."""
+
+SEEDS_MAX = 1_000
+"""An interval shrinks with the root of their number: a hundred times these make it a tenth."""
+
+JOBS_MAX = 256
+"""Processes at once: each holds the trace and a run of its own."""
+
+Seeds = Annotated[int, Parameter(validator=Number(gte=1, lte=SEEDS_MAX))]
+Jobs = Annotated[int, Parameter(validator=Number(gte=1, lte=JOBS_MAX))]
+Workers = Annotated[int, Parameter(validator=Number(gte=1, lte=WORKERS_MAX))]
+Blocks = Annotated[int, Parameter(validator=Number(gte=1, lte=BLOCKS_MAX))]
+
+PART_DIGITS_MAX = 18
+"""Of a number of requests: no trace has more."""
+
 PARTS = ("all", "first-half", "second-half")
 
 
@@ -36,13 +56,13 @@ class Point:
     part: str = "all"
     """Of the trace: all, first-half, second-half, or a number of requests from its head."""
 
-    workers: Annotated[int, Parameter(validator=Number(gte=1, lte=WORKERS_MAX))] = 8
+    workers: Workers = 8
     """Workers, all alike."""
 
-    blocks_per_worker: Annotated[int, Parameter(validator=Number(gte=1))] = 2000
+    blocks_per_worker: Blocks = 2000
     """KV cache of each worker, in blocks of the profile (reference: 512 tokens)."""
 
-    speed: Annotated[float, Parameter(validator=Number(gt=0))] = 1.0
+    speed: Annotated[float, Parameter(validator=Number(gt=0, lte=SPEED_MAX))] = 1.0
     """How many times as fast as recorded the requests arrive."""
 
     profile: str = "reference"
@@ -63,8 +83,8 @@ class Point:
                 return first_half(workload)
             case "second-half":
                 return second_half(workload)
-            case _ if self.part.isdecimal() and int(self.part) > 0:
-                return head(workload, int(self.part))
+            case number if _is_count(number):
+                return head(workload, int(number))
             case _:
                 message = f"--part is {', '.join(PARTS)} or a number of requests, not {self.part!r}"
                 raise Misused(message)
@@ -99,6 +119,10 @@ class Point:
             speed=self.speed,
             profile=PROFILES[self.profile],
         )
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) <= PART_DIGITS_MAX and int(text) > 0
 
 
 @contextmanager

@@ -6,7 +6,6 @@ at every simulated second.
 """
 
 import multiprocessing
-import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -26,7 +25,7 @@ from broker.sim.errors import SimError
 from broker.sim.request import Workload
 from broker.sim.runs import Outcome, Setting, run
 from ops.cli.errors import CommandError
-from ops.cli.sim_child import end_with_parent
+from ops.cli.sim_child import ctrl_c_later, end_with_parent
 from ops.cli.sim_point import Point
 
 OURS_COST = 4
@@ -35,6 +34,8 @@ steadies the time left."""
 
 TOLD_SHARE = 0.02
 """Progress of a run worth telling the parent: more would keep it busy with the bar."""
+
+PROCESS_DIED = "a process of the simulation died (out of memory?); try fewer --jobs"
 
 Report = Callable[[int, int], None]
 """Called with the number of a run, and of its requests that have ended."""
@@ -160,7 +161,7 @@ def _run_pool(
         min(jobs, len(runs)), context, initializer=_begin, initargs=(point, said, stop)
     )
     try:
-        with _ctrl_c_later():
+        with ctrl_c_later():
             futures = [pool.submit(_run_here, one, number) for number, one in enumerate(runs)]
         return [_result(future) for future in futures]
     finally:
@@ -171,22 +172,11 @@ def _run_pool(
         said.close()
 
 
-@contextmanager
-def _ctrl_c_later() -> Generator[None]:
-    """Let Ctrl-C wait while processes are started: they inherit that they don't hear it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
 def _result(future: "Future[Outcome | Unfit]") -> Outcome | Unfit:
     try:
         return future.result()
     except BrokenProcessPool as error:
-        message = "a process of the simulation died (out of memory?); try fewer --jobs"
-        raise CommandError(message) from error
+        raise CommandError(PROCESS_DIED) from error
 
 
 def _listen(said: "SimpleQueue[Said]", report: Report) -> None:

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from ops.cli.errors import Misused
-from ops.cli.sim_point import Point, told
+from ops.cli.sim_point import Jobs, Point, Seeds, told
 
 if TYPE_CHECKING:
     from broker.sim.knobs import Knobs
@@ -21,8 +20,8 @@ def sweep(
     *,
     knob: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     policy: str = "first_token",
-    seeds: Annotated[int, Parameter(validator=Number(gte=1))] = 3,
-    jobs: Annotated[int, Parameter(validator=Number(gte=1))] = 2,
+    seeds: Seeds = 3,
+    jobs: Jobs = 2,
     report: Path | None = None,
     point: Point = Point(),  # noqa: B008  # Frozen.
 ) -> None:

@@ -197,6 +197,8 @@ def test_log_of_several_models(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (("--policy", "weighted", "--profile", "nope"), "no profile is called 'nope'"),
         (("--quotas", "gone.toml"), "gone.toml: cannot be read"),
         (("--policy", "weighted", "--workers", "0"), "workers"),
+        (("--policy", "weighted", "--workers", "1000000000"), "--workers"),
+        (("--policy", "weighted", "--blocks-per-worker", "9" * 400), "--blocks-per-worker"),
     ],
 )
 def test_misuse(
