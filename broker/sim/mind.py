@@ -350,7 +350,9 @@ class MindRouter:
     def _request(self, key: str) -> Request:
         """Find a request, also one that was forgotten."""
         request = self._requests.get(key)
-        return request if request is not None else self._world.requests[int(key.split(".j")[1])]
+        return (
+            request if request is not None else self._world.requests[int(key.rpartition(".j")[2])]
+        )
 
     # ---- orders --------------------------------------------------------------------------------
 

@@ -4,6 +4,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+SPAN_S_MAX = 366 * 86_400.0
+"""From the first arrival to the last, and between two turns: hours of real time, where nothing
+else happens meanwhile. What is longer is a slip of the unit, and would be simulated for ever."""
+
 
 class Request(Struct, frozen=True, kw_only=True):
     """One request. Unlike a broker, a simulation knows how long the answer will be."""

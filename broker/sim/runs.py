@@ -14,7 +14,7 @@ from broker.sim.figures import Figures, spread
 from broker.sim.measure import CacheSampler, measure
 from broker.sim.mind import NETWORK, Network, Timer
 from broker.sim.records import Records
-from broker.sim.request import Workload
+from broker.sim.request import SPAN_S_MAX, Request, Workload
 from broker.sim.workload.shaping import scaled
 from broker.sim.world import FleetChange, World
 
@@ -102,7 +102,10 @@ def digest(records: Records) -> str:
 
 
 def _survey(workload: Workload, *, kv_tokens_max: int) -> tuple[float, Sequence[str]]:
-    """Return the last arrival that is known, and the lanes; see that each request fits."""
+    """Return the last arrival that is known, and the lanes.
+
+    Raises SimError for a request that fits no worker, or comes too late.
+    """
     last_at_s = 0.0
     lanes: dict[str, None] = {}
     for request in workload.requests:
@@ -113,10 +116,21 @@ def _survey(workload: Workload, *, kv_tokens_max: int) -> tuple[float, Sequence[
                 f"and a worker has {kv_tokens_max}: give it more blocks (--blocks-per-worker)"
             )
             raise SimError(message)
+        if request.at_s > SPAN_S_MAX:
+            raise SimError(_too_late(workload, request))
         lanes[request.lane] = None
         if request.after is None:
             last_at_s = request.at_s
     return last_at_s, sorted(lanes)
+
+
+def _too_late(workload: Workload, request: Request) -> str:
+    before = "the first" if request.after is None else "the end of the turn before it"
+    return (
+        f"request {request.index} of {workload.name} comes {request.at_s / 86_400:,.0f} days after "
+        f"{before}, and a run has {SPAN_S_MAX / 86_400:.0f} at most: timestamps and delays of a "
+        "trace are in ms (or give a larger --speed)"
+    )
 
 
 def _report(world: World, progress: Progress) -> None:

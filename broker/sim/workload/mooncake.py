@@ -6,6 +6,7 @@ One JSON object a line, no header; unknown keys are ignored. As Mooncake publish
 - `input_length`, `output_length`: tokens; an output of 0 counts as 1 (a request yields a token).
 - `hash_ids`: one id per block of the prompt, chained: an equal id is an equal whole prefix. Only
   whole blocks can be cached, so a last, partial one is dropped. Absent or short: nothing known.
+  Ids have 64 bits.
 
 What our own format adds, each optional; `inferlane decisions trace` writes it:
 
@@ -28,12 +29,16 @@ from broker.sim.errors import TraceError
 from broker.sim.request import Request, Workload
 from broker.sim.workload.assembly import MS_PER_S, UNKNOWN_OUTPUT_MAX, assembled
 from broker.sim.workload.trace_file import Line
+from broker.wire.ids import BANDS
 
 BLOCK_TOKENS = 512
 """Tokens that one of Mooncake's ids stands for."""
 
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
+Band = Annotated[int, Meta(ge=BANDS[0], le=BANDS[-1])]
+ID_BITS = 64
+"""Of a block's id, as of the hashes that the mind counts with."""
 Milliseconds = Annotated[float, Meta(ge=0)]
 
 
@@ -45,9 +50,9 @@ class Row(Struct, frozen=True, kw_only=True):
     """Only in session traces, see `sessions`: ms after the end of the turn before."""
     input_length: Positive
     output_length: NonNegative
-    hash_ids: tuple[int, ...] = ()
+    hash_ids: tuple[NonNegative, ...] = ()
     lane: str = "main"
-    band: NonNegative = 1
+    band: Band = 1
     session_id: str = ""
     block_tokens: Positive = BLOCK_TOKENS
     output_tokens_max: Positive | None = None
@@ -72,9 +77,12 @@ def rows(lines: Iterable[Line], path: Path) -> list[NumberedRow]:
     found: list[NumberedRow] = []
     for number, line in lines:
         try:
-            found.append((number, decoder.decode(line)))
+            row = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TraceError(path, f"no row of a trace: {error}", line=number) from error
+        if max(row.hash_ids, default=0) >> ID_BITS:
+            raise TraceError(path, f"`hash_ids` have more than {ID_BITS} bits", line=number)
+        found.append((number, row))
     return found
 
 

@@ -21,6 +21,7 @@ import random
 import re
 from collections.abc import Iterator
 from itertools import accumulate
+from math import inf, isfinite
 from pathlib import Path
 
 from msgspec import Struct
@@ -33,6 +34,13 @@ from broker.sim.workload.trace_file import read_lines
 WINDOW_S = 600.0
 SECONDS_PER_HOUR = 3600.0
 CHUNK = re.compile(r"chunk-(\d+)-trace\.csv(\.gz|\.zst)?")
+
+REQUESTS_PER_S_MAX = 1_000.0
+"""Of one client: fifty times the busiest published one."""
+SHAPE_MAX = 1e6
+"""Gaps that are alike to a thousandth; published ones end at 20."""
+GAP_MIN, GAP_MAX = 1e-9, 1e100
+"""Of what is drawn, before it is stretched: sums of these are numbers."""
 
 PROMPT_TOKENS_MEDIAN = 400.0
 OUTPUT_TOKENS_MEDIAN = 600.0
@@ -101,17 +109,30 @@ def _windows(path: Path) -> Iterator[Window]:
         except ValueError as error:
             problem = f"no row of start, rate, CV, distribution, shape, scale: {error}"
             raise TraceError(path, problem, line=number) from error
+        _check_demand(window, path, number)
         if window.requests_per_s > 0:
             _check(window, path, number)
             yield window
+
+
+def _check_demand(window: Window, path: Path, number: int) -> None:
+    if not (isfinite(window.start_s) and 0 <= window.requests_per_s <= REQUESTS_PER_S_MAX):
+        problem = (
+            "the start is a number of seconds, the rate one of requests a second, at most "
+            f"{REQUESTS_PER_S_MAX:,.0f}"
+        )
+        raise TraceError(path, problem, line=number)
 
 
 def _check(window: Window, path: Path, number: int) -> None:
     if window.distribution not in ("Gamma", "Weibull"):
         problem = f"unknown distribution {window.distribution!r}: Gamma and Weibull are known"
         raise TraceError(path, problem, line=number)
-    if not (window.shape > 0 and window.scale > 0):
-        raise TraceError(path, "shape and scale are over 0 where the rate is", line=number)
+    if not (0 < window.shape <= SHAPE_MAX and 0 < window.scale < inf):
+        problem = (
+            f"shape and scale are over 0 where the rate is, the shape at most {SHAPE_MAX:,.0f}"
+        )
+        raise TraceError(path, problem, line=number)
 
 
 def _client(lane: str, windows: list[Window], rng: random.Random) -> Iterator[Request]:
@@ -140,11 +161,15 @@ def _arrivals_s(window: Window, rng: random.Random) -> Iterator[float]:
 
 
 def _gap(window: Window, rng: random.Random) -> float:
-    if window.distribution == "Gamma":
-        drawn = rng.gammavariate(window.shape, window.scale)
-    else:
-        drawn = rng.weibullvariate(window.scale, window.shape)
-    return max(drawn, 1e-9)  # A very bursty client's gaps may all round to nothing.
+    try:
+        if window.distribution == "Gamma":
+            drawn = rng.gammavariate(window.shape, window.scale)
+        else:
+            drawn = rng.weibullvariate(window.scale, window.shape)
+    except OverflowError:
+        return GAP_MAX
+    # A very bursty client's gaps may all round to nothing, but for one beyond all measure.
+    return min(max(drawn, GAP_MIN), GAP_MAX)
 
 
 def _length(median: float, rng: random.Random) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from broker.sim.errors import TraceError
 from broker.sim.request import Request, Workload
 from broker.sim.workload.assembly import MS_PER_S, output_limit
-from broker.sim.workload.mooncake import NumberedRow, Row
+from broker.sim.workload.mooncake import ID_BITS, NumberedRow, Row
 
 
 def workload(numbered: Sequence[NumberedRow], path: Path, *, name: str, source: str) -> Workload:
@@ -28,12 +28,21 @@ def workload(numbered: Sequence[NumberedRow], path: Path, *, name: str, source: 
         TraceError: a session doesn't start with a timestamp, or a later turn has no delay.
     """
     sessions = _sessions(numbered, path)
-    fresh = count(1 + max((max(row.hash_ids, default=0) for _, row in numbered), default=0))
+    fresh = _fresh_ids(numbered)
     limit = output_limit(max(1, *(row.output_length for _, row in numbered)))
     requests: list[Request] = []
     for turns in sessions:
         requests.extend(_turns(turns, first_index=len(requests), fresh=fresh, limit=limit))
     return Workload(name=name, source=source, requests=requests)
+
+
+def _fresh_ids(numbered: Sequence[NumberedRow]) -> Iterator[int]:
+    """Yield ids that no row has: beyond the largest, or between those where it has the last bit."""
+    largest = max((max(row.hash_ids, default=0) for _, row in numbered), default=0)
+    if not largest >> (ID_BITS - 1):
+        return count(1 + largest)
+    taken = {block for _, row in numbered for block in row.hash_ids}
+    return (block for block in count(1) if block not in taken)
 
 
 def _sessions(numbered: Iterable[NumberedRow], path: Path) -> list[list[Row]]:

@@ -100,6 +100,18 @@ def test_a_request_that_fits_no_worker_is_told_with_what_to_do(label: str) -> No
     assert "--blocks-per-worker" in said
 
 
+@pytest.mark.parametrize("label", ["round-robin", "first_token"])
+@pytest.mark.parametrize("after", [None, 0])
+def test_a_request_that_comes_after_a_year_is_a_slip(label: str, after: int | None) -> None:
+    """Nanoseconds taken for milliseconds: it ran for ever. At a greater speed it may run."""
+    days = 40_000 * 86_400.0
+    workload = a_workload(a_request(0), a_request(1, days, after=after))
+    with pytest.raises(SimError, match=r"request 1 of w comes 40,000 days after.*in ms"):
+        run(workload, contestant(label), Setting(workers=2, profile=BY_HAND))
+    quick = Setting(workers=2, profile=BY_HAND, speed=1e6)
+    assert run(workload, contestant("round-robin"), quick).figures.requests == 2
+
+
 def test_a_request_that_just_fits_runs() -> None:
     """Prompt and answer may fill the whole cache."""
     workload = a_workload(a_request(0, prompt_tokens=995))

@@ -121,6 +121,12 @@ def test_blank_lines_and_a_byte_order_mark_are_nothing(tmp_path: Path) -> None:
         (orjson.dumps(a_row(timestamp=-1)), "timestamp"),
         (orjson.dumps(a_row(timestamp=None)), "timestamp"),
         (orjson.dumps(a_row(block_tokens=0)), "block_tokens"),
+        (orjson.dumps(a_row(band=4)), "band"),
+        (orjson.dumps(a_row(hash_ids=[1, -1])), "hash_ids"),
+        (
+            b'{"timestamp": 1, "input_length": 9, "output_length": 1, "hash_ids": [%d]}' % 2**64,
+            "64",
+        ),
         (b'{"timestamp": 1e999, "input_length": 1, "output_length": 1}', "range"),
         (b'{"timestamp": 1, "input_length": 1}', "output_length"),
     ],

@@ -71,6 +71,14 @@ def test_gaps_too_small_to_tell_apart(tmp_path: Path) -> None:
     assert len(load(path).requests) == 6
 
 
+@pytest.mark.parametrize("drawn", ["Gamma,1e6,1e300", "Weibull,1e-300,1", "Weibull,0.01,1e300"])
+def test_gaps_too_large_to_count(tmp_path: Path, *, drawn: str) -> None:
+    """Whatever is drawn, the window has its requests, each at an instant within it."""
+    workload = load(a_folder(tmp_path, f"0,0.1,1,{drawn}") + "?start_h=0")
+    assert len(workload.requests) == 60
+    assert all(0 <= request.at_s <= 600 for request in workload.requests)
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
@@ -79,6 +87,14 @@ def test_gaps_too_small_to_tell_apart(tmp_path: Path) -> None:
         ("0,1,1,Gamma,1,-1", "shape and scale"),
         ("0,1,1,Gamma,1", "no row"),
         ("0,much,1,Gamma,1,1", "no row"),
+        ("nan,1,1,Gamma,1,1", "the start is a number of seconds"),
+        ("0,nan,1,Gamma,1,1", "at most 1,000"),
+        ("0,-1,1,Gamma,1,1", "at most 1,000"),
+        ("0,inf,1,Gamma,1,1", "at most 1,000"),
+        ("0,1000.1,1,Gamma,1,1", "at most 1,000"),
+        ("0,1,1,Gamma,1e7,1", "shape at most 1,000,000"),
+        ("0,1,1,Gamma,1,inf", "shape and scale"),
+        ("0,1,1,Weibull,nan,1", "shape and scale"),
     ],
 )
 def test_bad_row_is_named(tmp_path: Path, *, row: str, problem: str) -> None:

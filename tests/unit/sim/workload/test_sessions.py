@@ -54,6 +54,17 @@ def test_blocks_grow_with_the_history(tmp_path: Path) -> None:
     assert other_grown.blocks == (0, 9)
 
 
+def test_blocks_beside_ids_that_use_every_bit(tmp_path: Path) -> None:
+    """New ids have 64 bits too, and are nobody's."""
+    last = (1 << 64) - 1
+    turns = (
+        a_turn("a", timestamp=0, hash_ids=[last]),
+        a_turn("a", delay=1, input_length=2000, hash_ids=[1, 2]),
+    )
+    _, second = load(a_file(tmp_path, *turns)).requests
+    assert second.blocks == (last, 3, 4, 5, 6)
+
+
 def test_sessions_come_by_start_and_their_turns_together(tmp_path: Path) -> None:
     """Rows of sessions may be mixed in the file; what follows has a later index."""
     turns = (
