@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from broker.wire.ids import split_job_key
+from broker.wire.ids import BANDS, split_job_key
 from broker.wire.prefix import BLOCK_BYTES, HASH_BYTES, unpack_hashes
 
 LOGGED_BLOCK_BYTES = 8 * BLOCK_BYTES
@@ -23,6 +23,7 @@ OPEN_JOBS_MAX = 100_000
 given up. 256 workers of 64 slots run 16,000; the rest are jobs whose end the log has lost."""
 
 Count = Annotated[int, Meta(ge=0)]
+Band = Annotated[int, Meta(ge=BANDS[0], le=BANDS[-1])]
 Seconds = Annotated[float, Meta(ge=0)]
 
 
@@ -122,7 +123,7 @@ class _Line(Struct, frozen=True, kw_only=True, tag_field="event"):
 
 class _Dispatch(_Line, frozen=True, kw_only=True, tag="dispatch"):
     worker: str
-    band: Count
+    band: Band
     model: str
     queue_s: float
     policy: str = ""
@@ -135,7 +136,7 @@ class _End(_Line, frozen=True, kw_only=True, tag="end"):
     kind: str | None = None
     reason: str | None = None
     row: str = ""
-    band: Count = 0
+    band: Band = 0
     model: str = ""
     worker: str = ""
     outcome: str | None = None

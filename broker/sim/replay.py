@@ -18,12 +18,13 @@ from broker.engine_model.profile import Profile
 from broker.sim.arrival import ArrivalRouter
 from broker.sim.decision_trace import is_traceable
 from broker.sim.decisions import LoggedJob
+from broker.sim.errors import SimError
 from broker.sim.logged_prefixes import LoggedPrefixes
 from broker.sim.mind import MODEL, MindRouter, Terms
 from broker.sim.network import NETWORK
 from broker.sim.peers.base import Peer
 from broker.sim.replay_figures import Ending, Seen
-from broker.sim.request import Request, Workload
+from broker.sim.request import SPAN_S_MAX, Request, Workload
 from broker.sim.world import World
 from broker.wire.ids import split_job_key
 from broker.wire.messages import Kind, Reason
@@ -96,12 +97,22 @@ def replayable(
 
 
 def as_workload(jobs: Sequence[LoggedJob], *, kv_tokens_max: int) -> Replayed:
-    """Turn jobs, in the order in which they came, into requests: jobs of one model."""
+    """Turn jobs, in the order in which they came, into requests: jobs of one model.
+
+    Raises SimError when they span more than a run can.
+    """
     prefixes, answers = LoggedPrefixes(jobs), _Answers(jobs)
     start_s = _start_s(jobs)
     requests: list[Request] = []
     terms: dict[int, Terms] = {}
     for index, job in enumerate(jobs):
+        if job.enqueued_at_s - start_s > SPAN_S_MAX:
+            message = (
+                f"{job.key} came {(job.enqueued_at_s - start_s) / 86_400:,.0f} days after the "
+                "log's begin: a clock was wrong; leave the lines of that job, or those before it, "
+                "out"
+            )
+            raise SimError(message)
         prompt_tokens = max(1, job.input_tokens)
         output_tokens = min(answers.of(job), max(1, kv_tokens_max - prompt_tokens))
         request = Request(
@@ -248,6 +259,21 @@ def _seen(world: World, request: Request, endings: _Endings) -> Seen:
         output_tokens=request.output_tokens if is_answered else 0,
         ending=None if is_answered else endings.by_index.get(index, UNFINISHED),
     )
+
+
+def in_words_of(model: str, seen: Iterable[Seen]) -> list[Seen]:
+    """Name the model in the rows that refused as the log does: simulated it has another name."""
+    return [
+        one
+        if one.ending is None
+        else replace(one, ending=replace(one.ending, row=_renamed(one.ending.row, model)))
+        for one in seen
+    ]
+
+
+def _renamed(row: str, model: str) -> str:
+    shown = f"model={MODEL}"
+    return " ".join(f"model={model}" if part == shown else part for part in row.split(" "))
 
 
 # ---- policies ----------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from broker.sim.replay import (
     as_logged,
     as_workload,
     for_one_model,
+    in_words_of,
     replayable,
     simulated,
     was_refused,
@@ -85,7 +86,7 @@ class _View(Struct, frozen=True, kw_only=True):
 
 
 def replay(jobs: Sequence[LoggedJob], plan: Plan) -> ReplayReport:
-    """Run both simulations. Raises SimError for a change that makes no sense."""
+    """Run both simulations. Raises SimError for a senseless change, or where no job fits."""
     before = plan.quotas_before
     ran = before or Policy(routing=_routing(plan.ran))
     change = _change(plan, ran)
@@ -130,15 +131,27 @@ def _view(
     *,
     refused: bool,
 ) -> _View:
-    """Simulate; without `refused` what was turned away yesterday is so again."""
+    """Simulate; without `refused` what was turned away yesterday is so again.
+
+    Raises SimError when no job fits a worker.
+    """
     kv_tokens_max = plan.profile.kv_tokens_max
     chosen, left_out = replayable(jobs, refused=refused, kv_tokens_max=kv_tokens_max)
+    if left_out.too_large and not chosen:
+        message = (
+            f"no job fits the {kv_tokens_max:,} tokens of a worker's KV cache: give it more "
+            "(--blocks-per-worker)"
+        )
+        raise SimError(message)
     replayed = as_workload(chosen, kv_tokens_max=kv_tokens_max)
     lanes = sorted({job.lane for job in jobs})
     policy = for_one_model(under, plan.model, lanes) if isinstance(under, Policy) else None
     make_peer = under.peer if isinstance(under, Contestant) else None
     peer = make_peer(random.Random(0)) if make_peer is not None else None
-    seen = simulated(replayed, profile=plan.profile, workers=plan.workers, policy=policy, peer=peer)
+    seen = in_words_of(
+        plan.model,
+        simulated(replayed, profile=plan.profile, workers=plan.workers, policy=policy, peer=peer),
+    )
     answered = {job.key: one.ending is None for job, one in zip(replayed.jobs, seen, strict=True)}
     if not refused:
         turned_away = as_logged(job for job in jobs if was_refused(job))

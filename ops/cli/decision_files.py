@@ -19,6 +19,9 @@ from ops.cli.errors import CommandError, Misused
 LINE_BYTES_MAX = 1 << 20
 """A longer line is given in pieces: the longest of a decision log has 12 kB."""
 
+PIECE_BYTES = 1 << 14
+"""Read of a compressed file at once: half a gigabyte unpacked, at the worst ratio there is."""
+
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _INSTANT = re.compile(rb'"at_s":(\d+(?:\.\d+)?)')
@@ -83,6 +86,41 @@ def _decompressed(raw: IO[bytes], begin: bytes) -> IO[bytes]:
     if begin.startswith(_GZIP_MAGIC):
         return cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
     if begin.startswith(_ZSTD_MAGIC):
-        frames = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        return io.BufferedReader(cast("io.RawIOBase", frames))
+        return io.BufferedReader(_Frames(raw))
     return raw
+
+
+class _Frames(io.RawIOBase):
+    """What Zstandard's frames hold, one after the other; one that is cut is an error.
+
+    The library's own reader takes the end of the file for the end of the frame.
+    """
+
+    def __init__(self, packed: IO[bytes]) -> None:
+        super().__init__()
+        self._packed = packed
+        self._piece = b""
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Say that it can be read."""
+        return True
+
+    def readinto(self, buffer: "bytearray | memoryview") -> int:  # type: ignore[override]
+        """Fill the buffer, 0 at the end. Raises EOFError when the file ends within a frame."""
+        while not self._ready:
+            self._piece = self._piece or self._packed.read(PIECE_BYTES)
+            if not self._piece:
+                if self._frame is not None:
+                    message = "compressed file ended before the end of its frame"
+                    raise EOFError(message)
+                return 0
+            frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._ready = memoryview(frame.decompress(self._piece))
+            done = frame.eof
+            self._frame, self._piece = (None, frame.unused_data) if done else (frame, b"")
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count

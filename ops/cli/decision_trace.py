@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from broker.sim.decision_trace import BlockTokens, TraceRows, is_traceable
 from broker.sim.decisions import LoggedJob, Tally, read_jobs
+from ops.cli.decision_tally import nothing_usable
 from ops.cli.errors import CommandError
 
 SPOOL_BYTES_MAX = 16 << 20
@@ -96,35 +97,10 @@ def write_trace(lines: Iterable[bytes], sink: Sink, *, salt: bytes, anonymous: b
 
 
 def _require_rows(written: Written) -> None:
-    tally = written.tally
     if written.rows:
         return
-    if tally.outdated_lines:
-        message = (
-            f"none of {tally.outdated_lines:,} dispatches says what its job asked for: the broker "
-            "that wrote this log is too old. inferlane 0.1.0 and later write `enqueued_at_s`, "
-            "`prompt_tokens` and (with decision_log_prefixes = true, the default) `blocks`; start "
-            "the broker anew on it, and make the trace of what it logs from then on"
-        )
-        raise CommandError(message)
-    if tally.lines == tally.broken_lines:
-        message = (
-            "no line of a decision log in it; brokers write decisions.jsonl into their state_dir "
-            "unless decision_log_bytes_max is 0"
-        )
-        raise CommandError(message)
-    message = f"no job that ended with tokens in {tally.lines:,} lines; nothing to make a trace of"
+    if not written.tally.jobs:
+        raise CommandError(nothing_usable(written.tally))
+    lines = written.tally.lines
+    message = f"no job that ended with tokens in {lines:,} lines; nothing to make a trace of"
     raise CommandError(message)
-
-
-def left_out(written: Written) -> list[str]:
-    """Say what the trace lacks, a part of a sentence for each; empty when it has everything."""
-    tally = written.tally
-    counts = (
-        (written.without_output, "ended without tokens"),
-        (tally.without_end, "without an end"),
-        (tally.without_dispatch, "without a dispatch"),
-        (tally.outdated_lines, "dispatched by a broker too old to log what jobs ask for"),
-        (tally.broken_lines, "lines that can't be read"),
-    )
-    return [f"{count:,} {what}" for count, what in counts if count]

@@ -105,16 +105,16 @@ def show_accuracy(found: "Accuracy", *, as_json: bool) -> None:
     import msgspec
 
     from ops.cli.decision_accuracy import SOURCES
-    from ops.cli.output import console, json_line, say, table
+    from ops.cli.decision_tally import left_out, nothing_usable
+    from ops.cli.output import console, json_line, note, say, table
 
     if as_json:
         json_line(msgspec.to_builtins(found))
         return
+    if not found.tally.jobs:
+        raise CommandError(nothing_usable(found.tally))
     if not found.hits:
-        message = (
-            "no job to compare: none ran once to its end in these lines"
-            f" ({found.tally.lines:,} read, {found.tally.broken_lines:,} of them broken)"
-        )
+        message = f"no job to compare: none of {found.tally.jobs:,} ran once to its end"
         raise CommandError(message)
     rows = [
         (
@@ -136,15 +136,18 @@ def show_accuracy(found: "Accuracy", *, as_json: bool) -> None:
             f" {found.first_token_error_ratio:.0%} or less; the one in the middle was"
             f" {abs(found.first_token_bias_ratio):.0%} too {way}."
         )
+    missing = left_out(found.tally)
+    if missing:
+        note(f"left out: {', '.join(missing)}")
 
 
 def _tell(written: "Written", output: Path | None) -> None:
-    from ops.cli.decision_trace import left_out
+    from ops.cli.decision_tally import left_out
     from ops.cli.output import note
 
     jobs = f"{written.rows:,} job{'' if written.rows == 1 else 's'}"
     note(f"{jobs} in the trace{'' if output is None else f' {output}'}")
-    missing = left_out(written)
+    missing = left_out(written.tally, (written.without_output, "ended without tokens"))
     if missing:
         note(f"left out: {', '.join(missing)}")
     if written.without_prefix:

@@ -112,18 +112,12 @@ def replay(
 def _read(logs: Sequence[Path], tally: "Tally") -> list["LoggedJob"]:
     from broker.sim.decisions import read_jobs
     from ops.cli.decision_files import lines_in_order
+    from ops.cli.decision_tally import nothing_usable
 
     jobs = list(read_jobs(lines_in_order(logs), tally))
     if jobs:
         return jobs
-    if tally.outdated_lines:
-        message = (
-            f"none of {tally.outdated_lines:,} dispatches says what its job asked for: the broker "
-            "that wrote this log is too old; replay what a newer one logs"
-        )
-    else:
-        message = f"no job with an end in {tally.lines:,} lines; nothing to replay"
-    raise CommandError(message)
+    raise CommandError(nothing_usable(tally))
 
 
 def _of_one_model(jobs: Sequence["LoggedJob"], model: str) -> list["LoggedJob"]:

@@ -9,6 +9,7 @@ from broker.sim.decisions import Tally
 from broker.sim.logged_engine import LoggedEngine
 from broker.sim.replay_figures import GroupFigures, Row, change
 from broker.sim.replay_run import Plan, ReplayReport
+from ops.cli.decision_tally import left_out
 from ops.cli.output import duration, plain, table
 
 GAP_LARGE = 0.25
@@ -53,15 +54,9 @@ def assumptions(plan: Plan, tally: Tally) -> list[str]:
             "which quotas ran is not known (--quotas-before FILE): the simulation as it ran takes "
             "what they refused as refused"
         )
-    missing = (
-        (tally.without_end, "without an end"),
-        (tally.without_dispatch, "without a word of what they asked for"),
-        (tally.outdated_lines, "dispatched by a broker too old to log what jobs ask for"),
-        (tally.broken_lines, "lines that can't be read"),
-    )
-    counts = [f"{count:,} {what}" for count, what in missing if count]
-    if counts:
-        said.append(f"not in the replay: {', '.join(counts)}")
+    missing = left_out(tally)
+    if missing:
+        said.append(f"not in the replay: {', '.join(missing)}")
     return said
 
 
@@ -82,7 +77,12 @@ def _whole(found: ReplayReport) -> RenderableType:
     return table(title, heads, [_line(name, values) for name, values in _measures(views)])
 
 
-Measure = tuple[str, Sequence[tuple[float, str]]]
+Value = tuple[float | None, str]
+"""A number and its text; None where there is nothing to measure, which is no 0."""
+
+Measure = tuple[str, Sequence[Value]]
+
+NOTHING = "–"
 
 
 def _measures(views: Sequence[GroupFigures]) -> list[Measure]:
@@ -91,7 +91,10 @@ def _measures(views: Sequence[GroupFigures]) -> list[Measure]:
         ("queue wait", [view.queue_s for view in views]),
     )
     found: list[Measure] = [
-        (f"{what} {name}", [(value, duration(value)) for value in values])
+        (
+            f"{what} {name}",
+            [_value(view, at, duration(at)) for view, at in zip(views, values, strict=True)],
+        )
         for what, each in spreads
         for name, values in (
             ("mean", [one.mean for one in each]),
@@ -100,7 +103,8 @@ def _measures(views: Sequence[GroupFigures]) -> list[Measure]:
         )
     ]
     cached = [view.cached_token_ratio for view in views]
-    found.append(("cached share", [(share, f"{share:.1%}") for share in cached]))
+    shares = [_value(one, share, f"{share:.1%}") for one, share in zip(views, cached, strict=True)]
+    found.append(("cached share", shares))
     rates = [view.throughput_tokens_s for view in views]
     found.append(("tokens/s", [(rate, f"{rate:,.0f}") for rate in rates]))
     jobs = [view.answered for view in views]
@@ -108,14 +112,20 @@ def _measures(views: Sequence[GroupFigures]) -> list[Measure]:
     return found
 
 
-def _line(name: str, values: Sequence[tuple[float, str]]) -> list[str]:
+def _value(view: GroupFigures, value: float, text: str) -> Value:
+    return (value, text) if view.answered else (None, NOTHING)
+
+
+def _line(name: str, values: Sequence[Value]) -> list[str]:
     (logged, logged_text), (ran, ran_text), (changed, changed_text) = values
     gap, difference = percent(logged, ran), percent(ran, changed)
     return [name, logged_text, ran_text, gap, changed_text, difference]
 
 
-def percent(before: float, after: float) -> str:
-    """Write a change: `+12%`, from ten times on `x 14`; empty where there was nothing before."""
+def percent(before: float | None, after: float | None) -> str:
+    """Write a change: `+12%`, from ten times on `x 14`; empty where there is nothing to compare."""
+    if before is None or after is None:
+        return ""
     if not before:
         return "" if after else "+0%"
     times = after / before
@@ -146,15 +156,22 @@ def _lane(row: Row) -> list[str]:
     def three(texts: Iterable[str]) -> str:
         return " / ".join(texts)
 
+    def known(texts: Iterable[str]) -> str:
+        pairs = zip(views, texts, strict=True)
+        return three(text if view.answered else NOTHING for view, text in pairs)
+
+    def times(values: Iterable[float]) -> str:
+        return known(map(duration, values))
+
     return [
         row.lane,
         str(row.band),
         f"{row.logged.jobs:,}",
-        three(duration(view.ttft_s.mean) for view in views),
-        three(duration(view.ttft_s.p50) for view in views),
-        three(duration(view.ttft_s.p99) for view in views),
-        three(duration(view.queue_s.mean) for view in views),
-        three(f"{view.cached_token_ratio:.0%}" for view in views),
+        times(view.ttft_s.mean for view in views),
+        times(view.ttft_s.p50 for view in views),
+        times(view.ttft_s.p99 for view in views),
+        times(view.queue_s.mean for view in views),
+        known(f"{view.cached_token_ratio:.0%}" for view in views),
         three(f"{view.throughput_tokens_s:,.0f}" for view in views),
         three(f"{view.jobs - view.answered:,}" for view in views),
         row.verdict,
@@ -202,6 +219,9 @@ def conclusions(found: ReplayReport) -> list[str]:
     if found.binds_on_arrival:
         said.append(f"{found.changed} binds jobs on arrival: it has no quotas, and none expires.")
     whole = found.rows[0]
+    if not whole.logged.answered or not whole.as_it_ran.answered:
+        said.append("How far the simulation is off the log can't be told: nothing was answered.")
+        return said
     gap = change(whole.logged.ttft_s.mean, whole.as_it_ran.ttft_s.mean)
     care = ", so take its differences with care" if abs(gap) > GAP_LARGE else ""
     said.append(f"The simulation as it ran is {gap:+.0%} off the log in mean TTFT{care}.")

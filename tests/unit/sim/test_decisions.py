@@ -134,6 +134,7 @@ def test_what_can_not_be_joined() -> None:
 
 
 BROKEN = [
+    a_dispatch_line("j2", band=4),
     b"no json\n",
     a_dispatch_line("j9")[:-30],
     b'{"event": "dispatch"}\n',

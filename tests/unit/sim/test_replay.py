@@ -189,7 +189,7 @@ def test_file_speaks_of_several_models() -> None:
     assert one.lanes[1].models == ()
     jobs = a_day(60)
     found = replay(jobs, a_plan(jobs, quotas=file))
-    assert ended(found, "unknown_model", f"lane=acme model={MODEL}")[2] == 30
+    assert ended(found, "unknown_model", "lane=acme model=tiny")[2] == 30
 
 
 # ---- from jobs to requests -----------------------------------------------------------------------
@@ -298,3 +298,35 @@ def test_a_slow_engine_is_told_apart() -> None:
     quick = whole(replay(jobs, a_plan(jobs, policy="first_token", profile=ENGINE)))
     found = whole(replay(jobs, a_plan(jobs, policy="first_token", profile=slow)))
     assert found.as_it_ran.ttft_s.mean > 1.5 * quick.as_it_ran.ttft_s.mean
+
+
+def test_a_clock_that_was_wrong_is_told() -> None:
+    """Jobs of 1970 before those of today: the years between were simulated second by second."""
+    jobs = a_day(30)
+    early = replace(
+        jobs[0], key="acme.early", enqueued_at_s=1.0, dispatched_at_s=2.0, ended_at_s=3.0
+    )
+    late = [replace(job, enqueued_at_s=job.enqueued_at_s + 1.7e9) for job in jobs]
+    with pytest.raises(
+        SimError, match=r"came 19,\d+ days after the log's begin: a clock was wrong"
+    ):
+        replay([early, *late], a_plan(jobs, policy="weighted"))
+
+
+def test_no_job_that_fits() -> None:
+    """It is no table of zeros."""
+    jobs = a_day(30)
+    plan = a_plan(jobs, policy="weighted", profile=changed(REFERENCE, kv_tokens_max=512))
+    with pytest.raises(SimError, match="no job fits the 512 tokens of a worker's KV cache"):
+        replay(jobs, plan)
+
+
+def test_refusals_name_the_model_as_the_log_does() -> None:
+    """Simulated, it has another name: what one row refused was counted as of two."""
+    jobs = a_day(30)
+    plan = a_plan(jobs, quotas=Policy(models=("big",), lanes=LANES))
+    found = replay(jobs, plan)
+    assert {one.ending.row for one in found.endings} == {
+        "lane=acme model=tiny",
+        "lane=bolt model=tiny",
+    }

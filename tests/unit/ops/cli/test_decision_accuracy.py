@@ -77,9 +77,11 @@ def test_command_reads_rotated_files(tmp_path: Path, capsys: pytest.CaptureFixtu
     """In words and as JSON."""
     old, new = tmp_path / "decisions.1.jsonl.gz", tmp_path / "decisions.jsonl"
     old.write_bytes(gzip.compress(b"".join(a_job("a", cached_tokens=320)), mtime=0))
-    new.write_bytes(b"".join(a_job("b", cached_tokens=320)))
+    new.write_bytes(b"".join(a_job("b", cached_tokens=320)) + b"cut")
     assert main(["decisions", "accuracy", str(new), str(old)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    out, err = capsys.readouterr()
+    assert err == "left out: 1 lines that can't be read\n"
+    told = " ".join(out.split())
     assert "the agent's guess 2 1,400 1,280 640 2.00" in told
     assert "half of the predictions were off by 0% or less" in told
     assert main(["decisions", "accuracy", str(new), str(old), "--json"]) == 0
@@ -87,9 +89,12 @@ def test_command_reads_rotated_files(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_log_with_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message says what was read."""
+    """The message says what was read, and what it lacked."""
     log = tmp_path / "decisions.jsonl"
     log.write_bytes(a_dispatch_line("a") + b"garbage\n")
     assert main(["decisions", "accuracy", str(log)]) == 1
-    assert "no job to compare" in capsys.readouterr().err
+    assert "in 2 lines (1 without an end, 1 lines that can't be read)" in capsys.readouterr().err
+    log.write_bytes(a_dispatch_line("b") + a_closing_line("b"))
+    assert main(["decisions", "accuracy", str(log)]) == 1
+    assert "no job to compare: none of 1 ran once to its end" in capsys.readouterr().err
     assert main(["decisions", "accuracy"]) == 2

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import orjson
 import pytest
 import zstandard
 
-from ops.cli.decision_files import lines_in_order
+from ops.cli.decision_files import PIECE_BYTES, lines_in_order
 from ops.cli.decision_trace import Spool, write_trace
 from ops.cli.errors import CommandError, Misused
 from ops.cli.main import main
@@ -152,11 +153,26 @@ def test_compressed_files(tmp_path: Path) -> None:
     assert [line for line in lines_in_order(files) if line] == day
 
 
-def test_compressed_file_that_is_cut_off(tmp_path: Path) -> None:
-    """It is named, and what is wrong with it."""
-    cut = _file(tmp_path, "b.gz", gzip.compress(b"".join(_day()))[:-9])
-    with pytest.raises(CommandError, match=r"b\.gz can't be read to its end"):
+@pytest.mark.parametrize("lost_bytes", [1, 9, 60])
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress], ids=["gz", "zst"])
+def test_compressed_file_that_is_cut_off(
+    tmp_path: Path, compress: Callable[[bytes], bytes], lost_bytes: int
+) -> None:
+    """It is named, and what is wrong with it: it was taken for a short log."""
+    whole = compress(b"".join(_day()))
+    cut = _file(tmp_path, "b", compress(b"".join(_day())), whole[:-lost_bytes])
+    with pytest.raises(CommandError, match="b can't be read to its end"):
         list(lines_in_order([cut]))
+
+
+def test_compressed_file_beyond_one_piece(tmp_path: Path) -> None:
+    """Frames and pieces of the file end in different places."""
+    lines = [a_dispatch_line(f"j{n}", enqueued_s=n, blocks=range(n, n + 64)) for n in range(3000)]
+    frames = b"".join(
+        zstandard.compress(b"".join(lines[at : at + 700]), 1) for at in range(0, len(lines), 700)
+    )
+    assert len(frames) > 3 * PIECE_BYTES
+    assert [one for one in lines_in_order([_file(tmp_path, "a", frames)]) if one] == lines
 
 
 def test_line_without_an_end(tmp_path: Path) -> None:
@@ -183,7 +199,9 @@ def test_log_of_an_older_broker(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         ((), "no line of a decision log in it"),
         ((b"x\n", b"y\n"), "no line of a decision log in it"),
-        ((a_dispatch_line(),), "no job that ended with tokens in 1 lines"),
+        ((a_dispatch_line(),), "no job has both its dispatch and its end in 1 lines (1 without an"),
+        ((an_end_line(),), "no job has both its dispatch and its end in 1 lines (1 without a"),
+        ((a_dispatch_line(), a_closing_line()), "no job that ended with tokens in 2 lines"),
     ],
 )
 def test_log_without_jobs(

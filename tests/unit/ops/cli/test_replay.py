@@ -216,7 +216,10 @@ def test_logs_with_nothing_in_them(tmp_path: Path, capsys: pytest.CaptureFixture
     empty = tmp_path / "d.jsonl"
     empty.write_bytes(b"garbage\n")
     assert run(empty, "--policy", "weighted") == 1
-    assert "no job with an end in 1 lines" in capsys.readouterr().err
+    assert "no line of a decision log in it" in capsys.readouterr().err
+    empty.write_bytes(an_end_line())
+    assert run(empty, "--policy", "weighted") == 1
+    assert "(1 without a dispatch): give all files" in capsys.readouterr().err
     empty.write_bytes(a_refusal_line(prompt_tokens=700, output_tokens_max=40))
     assert run(empty, "--policy", "weighted") == 2
     assert "the log names no worker of this model" in capsys.readouterr().err
@@ -224,11 +227,34 @@ def test_logs_with_nothing_in_them(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "too few runs in the log to fit rates" in capsys.readouterr().err
 
 
+def test_nothing_answered_is_no_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under quotas that let nobody in, first tokens don't come in 0 s, 100 % sooner."""
+    log, file = a_log(tmp_path, count=40), tmp_path / "closed.toml"
+    lane = '[[policy.lanes]]\nname = "{}"\npaused = true\n'
+    file.write_text(f'[policy]\nmodels = ["tiny"]\n{lane.format("acme")}{lane.format("bolt")}')
+    assert run(log, "--quotas", file) == 0
+    out = capsys.readouterr().out
+    (mean,) = [line for line in out.splitlines() if "TTFT mean" in line and "p50" not in line]
+    assert mean.split()[-1] == "–"
+    (acme,) = [line for line in out.splitlines() if line.strip().startswith("acme ")]
+    assert "/ –" in acme
+    assert "0 s" not in acme
+    assert "-100%" not in mean + acme
+
+
 @pytest.mark.parametrize(
     ("before", "after", "text"),
-    [(2, 3, "+50%"), (2, 1, "-50%"), (2, 2, "+0%"), (2, 28, "x 14"), (0, 0, "+0%"), (0, 1, "")],
+    [
+        (2, 3, "+50%"),
+        (2, 1, "-50%"),
+        (2, 2, "+0%"),
+        (2, 28, "x 14"),
+        (0, 0, "+0%"),
+        (0, 1, ""),
+        (1, None, ""),
+    ],
 )
-def test_changes_read_well(before: float, after: float, text: str) -> None:
+def test_changes_read_well(before: float, after: float | None, text: str) -> None:
     """Percent, or a factor where percent would have five digits."""
     assert percent(before, after) == text
 
