@@ -170,7 +170,7 @@ class OrderPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """Q: lanes within this much of the least served are equal, so that locality may choose."""
     wait_credit: NotNegative = 0.2
     """α: seconds of prefill forgiven for each second waited."""
-    candidates_max: Annotated[int, Meta(ge=1)] = 64
+    candidates_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     """Jobs looked at from the head of each lane's queue."""
     window_margin_ratio: Annotated[float, Meta(ge=1)] = 1.25
     """A batch competes one band up once what is left of it would, at its pace, take more than its

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import product
+from math import isfinite
 
 import msgspec
 from msgspec import Struct
@@ -43,7 +44,10 @@ def parse(given: Sequence[str]) -> dict[str, list[str]]:
             close = nearest(name, known())
             message = f"no such knob: {name}.{close} Known: {', '.join(known())}"
             raise SimError(message)
-        found[name] = values
+        if name in found:
+            message = f"{name} is named twice: give all its values at once, {name}=VALUE,VALUE,…"
+            raise SimError(message)
+        found[name] = list(dict.fromkeys(values))
     return found
 
 
@@ -77,9 +81,18 @@ def _changed(base: Policy, values: Mapping[str, str]) -> Policy:
     for name, value in values.items():
         section, _, field = name.partition(".")
         tree[section][field] = value
+    said = " ".join(f"{name}={value}" for name, value in values.items())
     try:
-        return msgspec.convert(tree, Policy, strict=False)
+        policy = msgspec.convert(tree, Policy, strict=False)
     except msgspec.ValidationError as error:
-        said = " ".join(f"{name}={value}" for name, value in values.items())
         message = f"{said}: {error}"
         raise SimError(message) from error
+    if not all(_is_finite(getattr(policy, section)) for section in SECTIONS):
+        message = f"{said}: it must be a finite number"
+        raise SimError(message)
+    return policy
+
+
+def _is_finite(section: RoutingPolicy | OrderPolicy | BreakerPolicy) -> bool:
+    values = msgspec.structs.astuple(section)
+    return all(isfinite(value) for value in values if isinstance(value, float))

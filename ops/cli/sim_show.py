@@ -10,7 +10,7 @@ from broker.sim.measures import MEASURES, TTFT_MEAN, Measure
 from broker.sim.paired import difference
 from broker.sim.report import Against, Entry, Report
 from ops.cli.output import console, note, say, table
-from ops.sim_page.findings import load_sentence, overload_sentence
+from ops.sim_page.findings import load_sentence, overload_sentence, refusal_sentence
 
 COLUMNS = (
     ("TTFT MEAN>", "ttft_s.mean"),
@@ -56,6 +56,8 @@ def show_report(report: Report) -> None:
     say(load_sentence(report))
     if report.overloaded:
         say(overload_sentence(report))
+    if refused := refusal_sentence(report):
+        say(refused)
 
 
 def entries_table(title: str, entries: Iterable[Entry]) -> Table:

@@ -86,6 +86,21 @@ def overload_sentence(report: Report) -> str:
     )
 
 
+def refusal_sentence(report: Report) -> str:
+    """Warn that a policy left requests without an answer; empty when none did."""
+    refused = [
+        f"{one.policy} {one.refused / (one.refused + one.requests):.1%}"
+        for one in report.policies
+        if one.refused
+    ]
+    if not refused:
+        return ""
+    return (
+        f"Requests refused: {', '.join(refused)} of them, most as batch gives way under load. The "
+        "figures of a policy are of what it answered, and peers refuse none: compare with care."
+    )
+
+
 def sensitivity_sentence(found: Sensitivity) -> str:
     """Say whether the order hangs on one constant."""
     failed = [

@@ -12,6 +12,7 @@ from ops.sim_page.findings import (
     leading,
     load_sentence,
     overload_sentence,
+    refusal_sentence,
     sensitivity_sentence,
     summary,
 )
@@ -100,6 +101,7 @@ def page(report: Report) -> str:
             _facts(report),
             f"<p>{escape(summary(report))}</p>",
             _warning(overload_sentence(report)),
+            _warning(refusal_sentence(report)),
             _findings(report),
             _plots(report),
             _against(report),

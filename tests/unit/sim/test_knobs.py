@@ -41,6 +41,8 @@ def test_values_take_the_type_of_their_knob() -> None:
         ("leases.lease_s=1", "no such knob: leases.lease_s"),
         ("routing.bias=x", "routing.bias=x: Expected `float`"),
         ("routing.bias=-1", "routing.bias=-1: Expected `float` >= 0"),
+        ("routing.bias=inf", "routing.bias=inf: it must be a finite number"),
+        ("order.candidates_max=99999999999999999999", "Expected `int` <= 1000000"),
         ("routing.bias=" + ",".join(map(str, range(501))), "501 combinations are more than 500"),
     ],
 )
@@ -49,6 +51,13 @@ def test_what_cant_be_swept_is_told(given: str, told: str) -> None:
     with pytest.raises(SimError) as error:
         combinations(Policy(), parse([given]))
     assert told in str(error.value)
+
+
+def test_a_knob_is_named_once() -> None:
+    """The first values were dropped; of equal values one is run."""
+    with pytest.raises(SimError, match=r"routing\.bias is named twice"):
+        parse(["routing.bias=0,1", "routing.bias=2"])
+    assert parse(["routing.bias=1,2,1"]) == {"routing.bias": ["1", "2"]}
 
 
 def test_known_names_are_those_of_the_configuration() -> None:

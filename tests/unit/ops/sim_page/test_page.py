@@ -4,8 +4,10 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from msgspec.structs import replace
 
 from broker.sim.sensitivity import UNCHANGED, sensitivity
+from ops.cli.sim_show import show_report
 from ops.sim_page.page import HOW_TO, page
 from tests.comparisons import a_load, a_report, some_figures
 
@@ -88,6 +90,20 @@ def test_overloaded_point_is_said_first() -> None:
     html = page(a_report(POLICIES, load=a_load(1.2, overloaded=True)))
     assert html.index("Overloaded: some-trace @ 1") < html.index("what is better")
     assert "class='warn'" not in page(a_report(POLICIES))
+
+
+def test_refused_requests_are_said_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who leaves out the slowest looks the faster for it: on the page, and on the terminal."""
+    report = a_report(POLICIES)
+    first, *others = report.policies
+    told = "Requests refused: first_token 20.0% of them"
+    report = replace(report, policies=(replace(first, refused=25.0), *others))
+    html = page(report)
+    assert html.index(told) < html.index("what is better")
+    show_report(report)
+    assert told in capsys.readouterr().out
+    show_report(a_report(POLICIES))
+    assert "refused" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("policies", [["lmetric", "round-robin"], ["first_token"]])
