@@ -138,7 +138,8 @@ def _start_s(jobs: Sequence[LoggedJob]) -> float:
     """Return the instant that becomes 0 s."""
     first_word_s = min((job.dispatched_at_s or job.ended_at_s for job in jobs), default=0.0)
     came_s = (job.enqueued_at_s for job in jobs)
-    return min((at_s for at_s in came_s if at_s >= first_word_s - BEFORE_LOG_S_MAX), default=0.0)
+    lately_s = (at_s for at_s in came_s if at_s >= first_word_s - BEFORE_LOG_S_MAX)
+    return min(lately_s, default=first_word_s)
 
 
 class _Answers:

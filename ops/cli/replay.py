@@ -98,7 +98,8 @@ def replay(
         policy=policy,
         quotas=after,
     )
-    for sentence in (*said, *assumptions(plan, tally)):
+    said += assumptions(plan, tally)
+    for sentence in said:
         note(sentence)
     with told():
         found = run_replay(jobs, plan)

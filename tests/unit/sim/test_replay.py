@@ -313,6 +313,24 @@ def test_a_clock_that_was_wrong_is_told() -> None:
         replay([early, *late], a_plan(jobs, policy="weighted"))
 
 
+def test_a_log_that_begins_long_after_all_its_jobs_came() -> None:
+    """A night's batch in a file rotated at nine: they come with its first word, all at once.
+
+    Counted from 1970, they came after fifty years of nothing.
+    """
+    jobs = [
+        replace(
+            job,
+            enqueued_at_s=1.7e9,
+            dispatched_at_s=job.dispatched_at_s + 1.7e9,
+            ended_at_s=job.ended_at_s + 1.7e9,
+        )
+        for job in a_day(30)
+    ]
+    replayed = as_workload(jobs, kv_tokens_max=100_000)
+    assert {request.at_s for request in replayed.workload.requests} == {0.0}
+
+
 def test_no_job_that_fits() -> None:
     """It is no table of zeros."""
     jobs = a_day(30)

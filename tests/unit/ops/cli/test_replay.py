@@ -102,6 +102,7 @@ def test_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 workers alike, all the time; model tiny; ran under first_token" in err
     assert f"report: {report}" in err
     found = orjson.loads(report.read_bytes())
+    assert found["assumptions"] == err.splitlines()[:-1]
     whole, *lanes = found["rows"]
     assert (whole["lane"], whole["band"], [one["lane"] for one in lanes]) == (
         "all",
