@@ -71,11 +71,19 @@ class Point:
     def workload(self) -> "Workload":
         """Read the trace. Raises Misused."""
         from broker.sim.workload.loading import load
-        from broker.sim.workload.shaping import first_half, head, second_half
 
         self._require_trace()
         with told():
             workload = load(self.trace, traces=self.traces)
+        part = self._part(workload)
+        if not part.requests:
+            message = f"--part {self.part} of {workload.name} has no request: take all of it"
+            raise Misused(message)
+        return part
+
+    def _part(self, workload: "Workload") -> "Workload":
+        from broker.sim.workload.shaping import first_half, head, second_half
+
         match self.part:
             case "all":
                 return workload

@@ -5,6 +5,7 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
+from broker.sim.errors import TraceError
 from broker.sim.request import Request, Workload
 
 MS_PER_S = 1000.0
@@ -22,8 +23,14 @@ def output_limit(output_tokens_max: int) -> int:
 
 
 def assembled(requests: Iterable[Request], *, name: str, source: str) -> Workload:
-    """Make a workload of requests without `after` in any order; equal arrivals keep theirs."""
+    """Make a workload of requests without `after` in any order; equal arrivals keep theirs.
+
+    Raises:
+        TraceError: there is none.
+    """
     ordered = sorted(requests, key=attrgetter("at_s"))
+    if not ordered:
+        raise TraceError(name, "has no request: nothing to run")
     start_s = ordered[0].at_s
     limit = output_limit(max(request.output_tokens for request in ordered))
     return Workload(

@@ -31,7 +31,12 @@ GENERATED: dict[str, Callable[..., Workload]] = {
 NUMBER_MAX = 1_000_000_000
 """No parameter means anything beyond: it is a slip of the hand."""
 
+COUNT_MAX = 10_000_000
+"""Requests, prompts, tokens: what is made of so many is held in memory, some GB."""
+
 MAY_BE_ZERO = frozenset({"zipf", "hot_share", "storm_at_s", "start_h"})
+
+SHARES = frozenset({"hot_share"})
 
 
 def generate(text: str, rng: random.Random) -> Workload:
@@ -82,6 +87,7 @@ def _number(key: str, value: str, kind: type[int | float], where: str) -> int | 
         number = kind(value)
     except ValueError as error:
         raise TraceError(where, f"{key}={value}: not of type {kind.__name__}") from error
-    if not 0 <= number <= NUMBER_MAX or (number == 0 and key not in MAY_BE_ZERO):
-        raise TraceError(where, f"{key}={value}: must be over 0, and at most {NUMBER_MAX:,}")
+    most = 1 if key in SHARES else COUNT_MAX if kind is int else NUMBER_MAX
+    if not 0 <= number <= most or (number == 0 and key not in MAY_BE_ZERO):
+        raise TraceError(where, f"{key}={value}: must be over 0, and at most {most:,}")
     return number

@@ -128,6 +128,8 @@ def test_sweep_begins_with_what_ships(tmp_path: Path, capsys: pytest.CaptureFixt
         (["run"], "name a trace, for example --trace excerpt:conversation"),
         (["run", "--trace", "absent"], "absent: no such trace"),
         (["run", "--trace", "conversation"], "set INFERLANE_TRACES"),
+        (["run", "--trace", "generated:many?requests=1", "--part", "first-half"], "no request"),
+        (["run", "--trace", "generated:scale_out?duration_s=1e-9"], "scale_out: has no request"),
         (["run", *EXCERPT, "--policy", "nobody"], "there are: first_token"),
         (["run", *EXCERPT, "--profile", "referense"], 'Did you mean "reference"?'),
         (["run", *EXCERPT[:2], "--part", "third"], "--part is all, first-half, second-half or"),

@@ -209,8 +209,10 @@ def test_parameters_are_read_from_the_name() -> None:
         ("rag?zipf=-1", "over 0"),
         ("rag?requests_per_s=nan", "over 0"),
         ("rag?requests=9" + 400 * "9", "at most"),
+        ("rag?requests=10000001", "at most 10,000,000"),
+        ("hot_group?hot_share=1.1", "at most 1"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_bad_name_says_what_is_known(*, name: str, problem: str) -> None:
     """An unknown name, key or number is refused, with what was written."""
