@@ -22,7 +22,10 @@ OPEN_JOBS_MAX = 100_000
 """Jobs whose end is awaited at once, some 100 MB; beyond it the one dispatched longest ago is
 given up. 256 workers of 64 slots run 16,000; the rest are jobs whose end the log has lost."""
 
-Count = Annotated[int, Meta(ge=0)]
+COUNT_MAX = 1 << 53
+"""Largest integer that every reader of JSON takes for what it is (RFC 8259, 6)."""
+
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Band = Annotated[int, Meta(ge=BANDS[0], le=BANDS[-1])]
 Seconds = Annotated[float, Meta(ge=0)]
 

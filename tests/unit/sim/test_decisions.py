@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from broker.service.decision_log import PREFIX_STRIDE
-from broker.sim.decisions import LOGGED_BLOCK_BYTES, LoggedJob, Tally, read_jobs
+from broker.sim.decisions import COUNT_MAX, LOGGED_BLOCK_BYTES, LoggedJob, Tally, read_jobs
 from broker.wire.messages import Attempt, Kind, Outcome, Reason, Usage
 from broker.wire.prefix import BLOCK_BYTES
 from tests.decision_logs import (
@@ -144,6 +144,7 @@ BROKEN = [
     b"[" * 100_000,
     orjson.dumps({**orjson.loads(a_dispatch_line("j9")), "blocks": "AAAA"}),
     orjson.dumps({**orjson.loads(a_dispatch_line("j9")), "prompt_tokens": -1}),
+    a_dispatch_line("j9", prompt_tokens=COUNT_MAX + 1),
 ]
 
 
