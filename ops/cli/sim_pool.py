@@ -1,8 +1,9 @@
 """Runs simulations, several at once, under one progress bar, and stops cleanly.
 
 With one job everything runs in this process. Otherwise each process reads the trace for itself,
-once: that is quicker than to send it. Ctrl-C reaches the processes through an event that each looks
-at every simulated second.
+once: that is quicker than to send it. Ctrl-C reaches the processes through a flag that each looks
+at every simulated second. Flag and progress take no lock: one that is killed while it holds it,
+as for want of memory, would keep all others waiting.
 """
 
 import multiprocessing
@@ -12,8 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing.queues import SimpleQueue
-from multiprocessing.synchronize import Event
+from typing import Protocol
 
 from msgspec import Struct
 from rich.console import Console
@@ -40,8 +40,31 @@ PROCESS_DIED = "a process of the simulation died (out of memory?); try fewer --j
 Report = Callable[[int, int], None]
 """Called with the number of a run, and of its requests that have ended."""
 
-Said = tuple[int, int] | None
-"""What is reported; None: no more will come."""
+Said = tuple[int, int]
+"""What is reported. As bytes it is far below what a pipe takes in one piece (PIPE_BUF), so that of
+several processes that write into one none cuts another short."""
+
+
+class Telling(Protocol):
+    """The end of a pipe that is written to."""
+
+    def send(self, obj: Said, /) -> None:
+        """Write one."""
+        ...
+
+
+class Heard(Protocol):
+    """The end that is read."""
+
+    def recv(self) -> Said:
+        """Read one. Raises EOFError when no more will come."""
+        ...
+
+
+class Flag(Protocol):
+    """A byte that all processes see."""
+
+    value: int
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -124,11 +147,11 @@ class _Here:
     """What a process keeps between runs."""
 
     workload: Workload
-    said: "SimpleQueue[Said]"
-    stop: Event
+    said: Telling
+    stop: Flag
 
 
-def _begin(point: Point, said: "SimpleQueue[Said]", stop: Event) -> None:
+def _begin(point: Point, said: Telling, stop: Flag) -> None:
     end_with_parent()
     _Here.workload, _Here.said, _Here.stop = point.workload(), said, stop
 
@@ -139,11 +162,11 @@ def _run_here(one: Run, number: int) -> Outcome | Unfit:
 
     def report(run_number: int, ended: int) -> None:
         nonlocal told
-        if _Here.stop.is_set():
+        if _Here.stop.value:
             raise Stopped
         if ended == requests or ended - told >= requests * TOLD_SHARE:
             told = ended
-            _Here.said.put((run_number, ended))
+            _Here.said.send((run_number, ended))
 
     return _run(one, number, _Here.workload, report)
 
@@ -153,9 +176,9 @@ def _run_pool(
 ) -> list[Outcome | Unfit]:
     # Spawned processes share no locks and threads with this one, on every platform.
     context = multiprocessing.get_context("spawn")
-    said: SimpleQueue[Said] = context.SimpleQueue()
-    stop = context.Event()
-    listener = threading.Thread(target=_listen, args=(said, report), daemon=True)
+    heard, said = context.Pipe(duplex=False)
+    stop: Flag = context.RawValue("b", 0)
+    listener = threading.Thread(target=_listen, args=(heard, report), daemon=True)
     listener.start()
     pool = ProcessPoolExecutor(
         min(jobs, len(runs)), context, initializer=_begin, initargs=(point, said, stop)
@@ -165,11 +188,11 @@ def _run_pool(
             futures = [pool.submit(_run_here, one, number) for number, one in enumerate(runs)]
         return [_result(future) for future in futures]
     finally:
-        stop.set()
+        stop.value = 1
         pool.shutdown(cancel_futures=True)
-        said.put(None)
+        said.close()  # The last end that is written to: what listens comes to the end.
         listener.join()
-        said.close()
+        heard.close()
 
 
 def _result(future: "Future[Outcome | Unfit]") -> Outcome | Unfit:
@@ -179,8 +202,12 @@ def _result(future: "Future[Outcome | Unfit]") -> Outcome | Unfit:
         raise CommandError(PROCESS_DIED) from error
 
 
-def _listen(said: "SimpleQueue[Said]", report: Report) -> None:
-    while (one := said.get()) is not None:
+def _listen(heard: Heard, report: Report) -> None:
+    while True:
+        try:
+            one = heard.recv()
+        except EOFError:
+            return
         report(*one)
 
 

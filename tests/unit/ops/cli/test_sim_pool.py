@@ -1,12 +1,16 @@
 """Simulations over several processes: order, refusals, and an end in the middle."""
 
 import multiprocessing
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
 from broker.sim.errors import SimError
 from broker.sim.runs import Outcome, Setting
 from ops.cli import sim_pool
+from ops.cli.errors import CommandError
 from ops.cli.sim_point import Point
 from ops.cli.sim_pool import Run, Unfit, required, run_all
 
@@ -38,11 +42,32 @@ def test_outcomes_come_in_the_order_asked_for(jobs: int) -> None:
 def test_run_stops_when_told() -> None:
     """It looks at every simulated second, and what it had is dropped."""
     context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    stop.set()
-    sim_pool._begin(POINT, context.SimpleQueue(), stop)
-    with pytest.raises(sim_pool.Stopped):
+    heard, said = context.Pipe(duplex=False)
+    sim_pool._begin(POINT, said, context.RawValue("b", 1))
+    with heard, said, pytest.raises(sim_pool.Stopped):
         sim_pool._run_here(a_run(), 0)
+
+
+def test_a_process_that_dies_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the middle of its work, as for want of memory: it is told, and nothing waits."""
+    begun = threading.Event()
+
+    def kill_one(number: int, ended: int) -> None:
+        del number, ended
+        if not begun.is_set():
+            begun.set()
+            multiprocessing.active_children()[0].kill()
+
+    @contextmanager
+    def bar(runs: Sequence[Run], *, requests: int) -> Generator[sim_pool.Report]:
+        del runs, requests
+        yield kill_one
+
+    monkeypatch.setattr(sim_pool, "_bar", bar)
+    runs = [a_run(seed) for seed in range(1, 2000)]
+    with pytest.raises(CommandError, match="a process of the simulation died"):
+        run_all(runs, point=POINT, workload=POINT.workload(), jobs=2)
+    assert multiprocessing.active_children() == []
 
 
 def test_ctrl_c_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
