@@ -203,8 +203,10 @@ class LocalCluster:
         await self.close()
 
     def add_broker(self, name: str, config: Path) -> Member:
-        """Add a broker that reads `config`; it is not started yet."""
-        return self.add(name, (sys.executable, "-m", "broker.service.main", str(config)))
+        """Add a broker that reads `config`, with a state_dir of its own; not started yet."""
+        command = (sys.executable, "-m", "ops.cli.main", "broker", "--config", str(config))
+        own = ("--name", name, "--state-dir", str(self.folder / f"state-{name}"))
+        return self.add(name, (*command, *own))
 
     def add_worker(self, name: str, config: Path) -> Member:
         """Add a worker that reads `config`; it is not started yet."""

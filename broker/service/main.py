@@ -3,7 +3,8 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -16,6 +17,7 @@ from broker.bus import logs
 from broker.bus import nats as nats_bus
 from broker.bus.base import BucketSpec, Bus, BusError, NoStream, Timeout
 from broker.bus.nats_wire import Credentials
+from broker.disk.folder_lock import FolderTaken, held
 from broker.service.clock import WallClock
 from broker.service.config import Config, ConfigError, load
 from broker.service.decision_log import DecisionLog
@@ -57,6 +59,10 @@ Reread = Callable[[], Config]
 
 OpenBus = Callable[[Config], Awaitable[Bus]]
 """Opens the broker's connection."""
+
+
+class StateTaken(Exception):
+    """Another broker has this one's state_dir."""
 
 
 class Broker:
@@ -263,7 +269,36 @@ async def serve(
     """Run a broker until SIGTERM or SIGINT; a graceful stop hands over at once.
 
     SIGHUP takes what `reread` returns; a mistake in it is told in the log and changes nothing.
+    Raises StateTaken at once when another broker has its state_dir.
     """
+    with _own_state(config):
+        await _serve(config, reread or (lambda: config), open_bus or connect)
+
+
+@contextmanager
+def _own_state(config: Config) -> Generator[None]:
+    """Keep other brokers out of the decision log's folder: two would rotate it under each other.
+
+    A folder that can't be locked can't be written, as on a full disk, and the log says that itself:
+    no job depends on it.
+    """
+    folder = Path(config.broker.state_dir)
+    with ExitStack() as stack:
+        if config.broker.decision_log_bytes_max:
+            try:
+                stack.enter_context(held(folder))
+            except FolderTaken as error:
+                message = (
+                    f"state_dir {folder} is in use by another broker ({error.holder}): end that"
+                    " one, or give this one a broker.state_dir of its own (--state-dir)"
+                )
+                raise StateTaken(message) from error
+            except OSError as error:
+                _log.warning("broker.state_not_locked", folder=str(folder), error=str(error))
+        yield
+
+
+async def _serve(config: Config, reread: Reread, open_bus: OpenBus) -> None:
     stop, told = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -276,10 +311,10 @@ async def serve(
         prefixes=config.broker.decision_log_prefixes,
     )
     try:
-        bus = await (open_bus or connect)(config)
+        bus = await open_bus(config)
         try:
             broker = Broker(bus, config, metrics=metrics, log=log)
-            work = partial(_work, broker, config, reread or (lambda: config), told)
+            work = partial(_work, broker, config, reread, told)
             await _serve_on(broker, config, metrics, log, stop=stop, work=work)
         finally:
             await bus.close()
@@ -356,7 +391,7 @@ def _say_ready(config: Config, url: str) -> None:
 def run(config: Config, *, reread: Reread | None = None) -> None:
     """Run the broker until it is told to stop; `reread` reads its configuration anew on SIGHUP.
 
-    Raises BusError, PageUnavailable, OSError.
+    Raises BusError, PageUnavailable, StateTaken, OSError.
     """
     logs.set_up(broker=config.broker.name)
     try:
@@ -383,7 +418,7 @@ def main(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
-    except (BusError, PageUnavailable, OSError) as error:
+    except (BusError, PageUnavailable, StateTaken, OSError) as error:
         sys.stderr.write(f"the broker could not run: {error}\n")
         return EXIT_UNREACHABLE if isinstance(error, BusError) else EXIT_FAILED
     return 0

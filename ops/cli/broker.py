@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from ops.cli.errors import Misused
+from ops.cli.errors import CommandError, Misused
 
 if TYPE_CHECKING:
     from broker.service.config import Config
@@ -23,6 +23,7 @@ def broker(
     config: Annotated[Path | None, Parameter(alias="-c", env_var="INFERLANE_CONFIG")] = None,
     name: str | None = None,
     http_port: int | None = None,
+    state_dir: Path | None = None,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
@@ -38,12 +39,16 @@ def broker(
             ops/inferlane.toml.
         name: Instead of broker.name; of two brokers with one file, give each its own.
         http_port: Instead of broker.http_port; 0 takes any free port.
+        state_dir: Instead of broker.state_dir; no two brokers may share one.
     """
     from broker.service import main
 
     path = config or _default_file()
-    reread = partial(_configured, path, name=name, http_port=http_port)
-    main.run(reread(), reread=reread)
+    reread = partial(_configured, path, name=name, http_port=http_port, state_dir=state_dir)
+    try:
+        main.run(reread(), reread=reread)
+    except main.StateTaken as error:
+        raise CommandError(str(error)) from error
 
 
 def _default_file() -> Path:
@@ -56,7 +61,9 @@ def _default_file() -> Path:
     return DEFAULT_FILE
 
 
-def _configured(path: Path, *, name: str | None, http_port: int | None) -> "Config":
+def _configured(
+    path: Path, *, name: str | None, http_port: int | None, state_dir: Path | None
+) -> "Config":
     """Read the file and let the flags go before it. Raises ConfigError, Misused."""
     import msgspec
 
@@ -66,7 +73,8 @@ def _configured(path: Path, *, name: str | None, http_port: int | None) -> "Conf
     if not config.policy.lanes:
         message = f"{path}: a broker needs [policy] with models and lanes"
         raise Misused(message)
-    given = {"name": name, "http_port": http_port}
+    folder = None if state_dir is None else str(state_dir)
+    given = {"name": name, "http_port": http_port, "state_dir": folder}
     fields = {key: value for key, value in given.items() if value is not None}
     broker_table = msgspec.to_builtins(config.broker) | fields
     try:
@@ -74,5 +82,5 @@ def _configured(path: Path, *, name: str | None, http_port: int | None) -> "Conf
             config, broker=msgspec.convert(broker_table, type(config.broker))
         )
     except msgspec.ValidationError as error:
-        message = f"--name or --http-port: {error}"
+        message = f"--name, --http-port or --state-dir: {error}"
         raise Misused(message) from error

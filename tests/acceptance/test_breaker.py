@@ -86,7 +86,7 @@ def an_image(number: int) -> dict[str, object]:
 
 async def chats_told(cluster: EngineCluster, count: int) -> list[LoggedJob]:
     """Read the chats' jobs from the decision log, once it tells the end of all."""
-    folder = cluster.cluster.folder / "state"
+    folder = cluster.cluster.folder / "state-broker-1"
     async with asyncio.timeout(30):
         while True:
             paths = sorted(folder.glob("decisions*.jsonl"))

@@ -181,7 +181,7 @@ async def jobs_of(
 
 def logged_jobs(folder: Path) -> list[LoggedJob]:
     """Read the broker's decision log: jobs that ran once, to their end, in order of their end."""
-    paths = sorted((folder / "state").glob("decisions*.jsonl"))
+    paths = sorted((folder / "state-broker-1").glob("decisions*.jsonl"))
     lines = (line for path in paths for line in path.read_bytes().splitlines())
     jobs = read_jobs(lines, Tally())
     return [job for job in jobs if job.counted_prompt_tokens and job.dispatches == 1]

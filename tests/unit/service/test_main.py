@@ -127,6 +127,39 @@ async def test_sighup_takes_the_file_anew_and_a_mistake_in_it_changes_nothing(
     await process.server.close()
 
 
+async def test_a_second_broker_of_one_state_dir_refuses_at_once(tmp_path: Path) -> None:
+    """It says who has it and what to do, before it knows any server; the first goes on."""
+    process = Process(quick(tmp_path, decision_log_bytes_max=1000))
+    await process.leads()
+    second = Process(quick(tmp_path, decision_log_bytes_max=1000, name="b2"))
+    told = rf"{tmp_path} is in use by another broker \(process {os.getpid()} on .*--state-dir"
+    with pytest.raises(module.StateTaken, match=told):
+        await second.ends()
+    assert await leader_now(process.server) is not None
+    terminate()
+    await process.ends()
+    third = Process(quick(tmp_path, decision_log_bytes_max=1000))
+    await third.leads()
+    terminate()
+    await third.ends()
+
+
+@pytest.mark.parametrize(("place", "bytes_max"), [("state", 0), ("file/state", 1000)])
+async def test_a_broker_that_writes_no_log_needs_no_folder(
+    tmp_path: Path, place: str, bytes_max: int
+) -> None:
+    """Because it was told not to, or can't: it leads, and so may another beside it."""
+    (tmp_path / "file").touch()
+    config = quick(tmp_path / place, decision_log_bytes_max=bytes_max)
+    processes = [Process(config), Process(config)]
+    for process in processes:
+        await process.leads()
+        process.task.cancel()
+    for process in processes:
+        with pytest.raises(asyncio.CancelledError):
+            await process.ends()
+
+
 async def test_sigterm_ends_it_also_while_it_waits_for_the_server(tmp_path: Path) -> None:
     """A start that can't go on yet is no reason to be killed."""
     process = Process(quick(tmp_path), fault=Failing("ensure_consumer", NoStream(""), times=99999))

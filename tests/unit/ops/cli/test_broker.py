@@ -30,10 +30,11 @@ def _file(folder: Path, text: str = VALID) -> str:
 
 
 def test_flags_go_before_the_file(tmp_path: Path, ran: list[Config]) -> None:
-    """Two brokers with one file need names and ports of their own."""
+    """Two brokers with one file need names, ports and folders of their own."""
     arguments = ["broker", "-c", _file(tmp_path), "--name", "b2", "--http-port", "0"]
-    assert main(arguments) == 0
-    assert (ran[0].broker.name, ran[0].broker.http_port) == ("b2", 0)
+    assert main([*arguments, "--state-dir", "b2-state"]) == 0
+    broker = ran[0].broker
+    assert (broker.name, broker.http_port, broker.state_dir) == ("b2", 0, "b2-state")
     assert ran[0].policy.models == ("tiny",)
     assert ran[1] == ran[0]
 
@@ -52,8 +53,8 @@ def test_file_of_the_folder(
     ("arguments", "told"),
     [
         ([], "no configuration: give --config FILE, or put inferlane.toml here"),
-        (["--config", "{file}", "--name", "a b"], "--name or --http-port: "),
-        (["--config", "{file}", "--http-port", "70000"], "--name or --http-port: "),
+        (["--config", "{file}", "--name", "a b"], "--name, --http-port or --state-dir: "),
+        (["--config", "{file}", "--http-port", "70000"], "--name, --http-port or --state-dir: "),
     ],
 )
 def test_unusable(
