@@ -299,8 +299,8 @@ async def test_unconfirmed_acks_stop_new_work_at_their_bound() -> None:
         third = a_job(id="job-3")
         reply = await stage.dispatch(third, attempt=an_attempt(3))
         assert (reply.answer, reply.detail) == (Answer.BUSY, "2 acks are not confirmed")
-        await stage.beat(lambda beat: "acks not confirmed" in beat.notice)
-        assert len(stage.beats[-1].finished) == 2
+        beat = await stage.beat(lambda beat: "2 acks not confirmed" in beat.notice)
+        assert len(beat.finished) == 2
         silent.left = 0
         await stage.acknowledged()
         assert (await stage.dispatch(third, attempt=an_attempt(4))).answer is Answer.ACCEPTED
