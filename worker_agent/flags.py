@@ -14,11 +14,17 @@ from worker_agent.config import WorkerConfig
 def parse_flags(arguments: Sequence[str]) -> WorkerConfig | None:
     """Read flags into a configuration; None after a mistake, which was told on standard error."""
     given = vars(_parser().parse_args(arguments))
+    del given["replace"]
     try:
         return settings.load(given.pop("config"), overrides=overrides(given))
     except (SettingsError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return None
+
+
+def takes_place(arguments: Sequence[str]) -> bool:
+    """Say whether flags tell to take the place of a live agent of the same name."""
+    return bool(_parser().parse_args(arguments).replace)
 
 
 def model_names(pairs: Sequence[str]) -> dict[str, str]:
@@ -56,5 +62,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME[=ENGINE'S]",
         help="a model it serves; repeat for more",
     )
+    parser.add_argument("--replace", action="store_true", help="end a live agent of this name")
     parser.add_argument("--drain-s-max", type=float, help="longest drain after SIGTERM")
     return parser

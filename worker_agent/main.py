@@ -5,8 +5,8 @@
 
 Lines of JSON on standard output say what is so: `waiting`, for an engine that is not ready, and
 `ready` once orders are heard and the engine takes requests; the log goes to standard error. Exit
-codes: 0 drained and left, 1 could not start, 2 wrong settings, 4 another agent took this worker's
-name, 130 interrupted before it was up.
+codes: 0 drained and left, 1 could not start, 2 wrong settings, 4 another agent has this worker's
+name or took it, 130 interrupted before it was up.
 """
 
 import asyncio
@@ -26,8 +26,9 @@ from worker_agent.agent import Agent, Superseded
 from worker_agent.config import NatsLink, WorkerConfig
 from worker_agent.engine.base import Engine, EngineError
 from worker_agent.engines import ConfigMistake, make_engine
-from worker_agent.flags import parse_flags
+from worker_agent.flags import parse_flags, takes_place
 from worker_agent.heartbeat import HeartbeatThread
+from worker_agent.namesake import NameTaken, require_own_name
 
 _log = structlog.get_logger(__name__)
 
@@ -41,10 +42,17 @@ Connect = Callable[[str], Awaitable[Bus]]
 """Opens a connection under a name. Called twice: for the agent, and in the heartbeats' thread."""
 
 
-async def serve(config: WorkerConfig, *, connect: Connect, engine: Engine) -> None:
-    """Run one worker until it is told to leave. Raises Superseded."""
+async def serve(
+    config: WorkerConfig, *, connect: Connect, engine: Engine, replace: bool = False
+) -> None:
+    """Run one worker until it is told to leave; with `replace`, in a live one's place.
+
+    Raises NameTaken, Superseded.
+    """
     bus = await connect(config.worker)
     try:
+        if not replace:
+            await require_own_name(bus, config.worker)
         await engine.start()
         try:
             await _serve(config, bus, engine, connect)
@@ -142,8 +150,8 @@ def nats_connect(link: NatsLink) -> Connect:
     return connect
 
 
-def run(config: WorkerConfig) -> int:
-    """Run a worker in this process; returns the exit code."""
+def run(config: WorkerConfig, *, replace: bool = False) -> int:
+    """Run a worker in this process, with `replace` in a live one's place; returns the exit code."""
     logs.set_up(worker=config.worker)
     garbage.leave_program_out()
     try:
@@ -151,8 +159,9 @@ def run(config: WorkerConfig) -> int:
     except ConfigMistake as mistake:
         return _fail(EXIT_SETTINGS, str(mistake))
     try:
-        uvloop.run(serve(config, connect=nats_connect(config.nats), engine=engine))
-    except Superseded as error:
+        connect = nats_connect(config.nats)
+        uvloop.run(serve(config, connect=connect, engine=engine, replace=replace))
+    except (NameTaken, Superseded) as error:
         return _fail(EXIT_SUPERSEDED, str(error))
     except (BusError, EngineError) as error:
         return _fail(EXIT_FAILED, str(error))
@@ -170,7 +179,9 @@ def _fail(code: int, sentence: str) -> int:
 def main() -> None:
     """Run a worker as the command line says."""
     config = parse_flags(sys.argv[1:])
-    sys.exit(run(config) if config is not None else EXIT_SETTINGS)
+    if config is None:
+        sys.exit(EXIT_SETTINGS)
+    sys.exit(run(config, replace=takes_place(sys.argv[1:])))
 
 
 if __name__ == "__main__":

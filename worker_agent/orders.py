@@ -24,6 +24,7 @@ from worker_agent.engine_watch import EngineWatch
 from worker_agent.fence import Fence, Verdict
 from worker_agent.ledger import Ledger, Running, Stop
 from worker_agent.models import ModelNames
+from worker_agent.namesake import own_place
 
 _log = structlog.get_logger(__name__)
 
@@ -104,6 +105,9 @@ class OrderDesk:
         )
 
     def _obey(self, order: Order) -> Said:
+        if isinstance(order, Probe) and order.epoch == 0:
+            # Another agent of this name asks, before it serves: no broker's order.
+            return Said(Answer.DRAINING if self.is_leaving else Answer.ACCEPTED, own_place())
         verdict = self._fence.judge(epoch=order.epoch, number=order.number)
         if verdict is Verdict.STALE_EPOCH:
             return STALE

@@ -210,7 +210,11 @@ class Abort(Record, frozen=True, kw_only=True, tag="abort"):
 
 
 class Probe(Record, frozen=True, kw_only=True, tag="probe"):
-    """Are you there?"""
+    """Are you there?
+
+    Epoch 0 is no leader's: an agent asks before it serves whether another one has its name. It is
+    answered `draining` by one that is about to end, else `accepted`, and with where it runs.
+    """
 
     epoch: Count
     number: Count

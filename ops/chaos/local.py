@@ -71,7 +71,9 @@ class LocalStage(Stage):
         old = self.member(name)
         new = self._cluster.add(f"{name}.{old.starts}.{id(old) % 1000}", old.command)
         self._members[name] = new
+        new.command = (*old.command, "--replace")
         await new.start()
+        new.command = old.command
         await old.ended()
 
     async def _stop_servers(self) -> None:

@@ -16,8 +16,9 @@ from ops.chaos.engine import ChaosEngine
 from ops.chaos.plants import Plant, planted
 from ops.chaos.spy import Spy, a_spy
 from worker_agent.agent import Superseded
-from worker_agent.flags import parse_flags
+from worker_agent.flags import parse_flags, takes_place
 from worker_agent.main import EXIT_SETTINGS, EXIT_SUPERSEDED, Connect, nats_connect, serve
+from worker_agent.namesake import NameTaken
 
 NO_PLANT = "none"
 
@@ -47,8 +48,9 @@ def main() -> None:
     connect = _spied(nats_connect(config.nats), spy, read_plant(plant))
     engine = ChaosEngine(Path(folder), spy, models=tuple(config.models.values()))
     try:
-        uvloop.run(serve(config, connect=connect, engine=engine))
-    except Superseded:
+        replace = takes_place(flags)
+        uvloop.run(serve(config, connect=connect, engine=engine, replace=replace))
+    except (NameTaken, Superseded):
         sys.exit(EXIT_SUPERSEDED)
 
 

@@ -22,6 +22,7 @@ def worker(  # noqa: PLR0913  # One parameter is one flag.
     model: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     slots: int | None = None,
     drain_s_max: float | None = None,
+    replace: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Serve jobs with the engine beside it, until SIGTERM: then finish what runs and leave.
 
@@ -34,7 +35,8 @@ def worker(  # noqa: PLR0913  # One parameter is one flag.
         inferlane worker --name cpu1 --engine llama --gguf model.gguf --model my-model
 
     When it is up it prints one line of JSON on standard output; the log goes to standard error. A
-    second signal leaves at once. Exit code 4: another agent runs under this name.
+    second signal leaves at once. Exit code 4: another agent runs under this name. One that is
+    leaving is waited for.
 
     Args:
         config: TOML file with a [worker] table; the flags below go before it. An example with
@@ -50,6 +52,8 @@ def worker(  # noqa: PLR0913  # One parameter is one flag.
         model: A model it serves, NAME or NAME=ENGINE'S-NAME; repeat for more.
         slots: Jobs at once; never more than the engine has.
         drain_s_max: Seconds that running jobs may take to finish after SIGTERM.
+        replace: Take the place of a live agent of this name: it ends, and what it runs is run again
+            elsewhere.
     """
     from worker_agent import main
     from worker_agent.config import load
@@ -70,4 +74,4 @@ def worker(  # noqa: PLR0913  # One parameter is one flag.
         "slots": slots,
         "drain_s_max": drain_s_max,
     }
-    return main.run(load(config, overrides=overrides(given)))
+    return main.run(load(config, overrides=overrides(given)), replace=replace)

@@ -135,7 +135,7 @@ async def test_everything_is_restarted_under_load_without_one_failed_job(
         await load.goes_on(4 * IN_FLIGHT)
         older = cluster.members["worker-1"]
         newer = cluster.add_worker("worker-1b", config)
-        newer.command = older.command
+        newer.command = (*older.command, "--replace")
         await newer.start()
         assert await older.ended() == 4  # Superseded.
         await load.runs_at("worker-1", since=len(load.ended))

@@ -8,7 +8,7 @@ import pytest
 
 from broker.wire.settings import SettingsError
 from worker_agent.config import WorkerConfig, load
-from worker_agent.flags import model_names, parse_flags
+from worker_agent.flags import model_names, parse_flags, takes_place
 
 FILE = """
 [nats]
@@ -61,6 +61,13 @@ def test_flags_alone_are_enough() -> None:
     assert config is not None
     assert (config.worker, config.engine) == ("w1", "fake")
     assert config.nats.url == "nats://127.0.0.1:4222"
+
+
+def test_taking_a_live_agents_place_is_no_setting() -> None:
+    """A flag beside the settings."""
+    flags = ["--worker", "w1", "--engine", "fake"]
+    assert parse_flags([*flags, "--replace"]) == parse_flags(flags)
+    assert (takes_place([*flags, "--replace"]), takes_place(flags)) == (True, False)
 
 
 def test_an_unknown_key_is_refused_with_its_line(path: Path) -> None:

@@ -14,7 +14,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[WorkerConfig]:
     """Settings of the workers that were run; none really is."""
     seen: list[WorkerConfig] = []
 
-    def run(config: WorkerConfig) -> int:
+    def run(config: WorkerConfig, *, replace: bool) -> int:
+        assert not replace
         seen.append(config)
         return main.EXIT_SUPERSEDED
 
@@ -30,6 +31,21 @@ def test_flags_are_enough_and_the_exit_code_is_the_workers(runs: list[WorkerConf
     (config,) = runs
     assert (config.worker, config.slots, config.base_url) == ("gpu1", 3, "http://127.0.0.1:1")
     assert (config.models, config.nats.url) == ({"a": "a", "b": "c"}, "nats://h:1")
+
+
+def test_a_live_agents_place_is_taken_only_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a flag alone: in a file, a copy would end the original."""
+    told: list[bool] = []
+
+    def run(config: WorkerConfig, *, replace: bool) -> int:
+        del config
+        told.append(replace)
+        return main.EXIT_OK
+
+    monkeypatch.setattr(main, "run", run)
+    assert inferlane(["worker", "--name", "gpu1", "--replace"]) == 0
+    assert inferlane(["worker", "--name", "gpu1"]) == 0
+    assert told == [True, False]
 
 
 def test_flags_go_before_the_file(
