@@ -22,6 +22,7 @@ from broker.core import decisions as do
 from broker.core.events import DispatchAllowed, Event, JobSpec
 from broker.core.policy import LanePolicy, LeasePolicy, Policy
 from broker.service.config import BrokerConfig, Config, StreamsConfig
+from broker.service.departures import Departures
 from broker.service.election import Term
 from broker.service.fleet import Fleet
 from broker.service.held import Held, Shelf
@@ -251,8 +252,9 @@ class Desk:
         """The leader's own connection."""
         self.seen = Seen()
         self.learned = Learned()
+        self.departures = Departures()
         self.fleet = Fleet(now=clock.now_s, malformed=self.seen.malformed)
-        self.snapshots = Snapshots(config, self.learned, now=clock.now_s)
+        self.snapshots = Snapshots(config, self.learned, self.departures, now=clock.now_s)
         self.leader = Leadership(
             faulty(self.link, fault) if fault else self.link,
             self.fleet,

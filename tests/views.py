@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from broker.service.snapshot import (
+    GoneView,
     LaneView,
     PoolView,
     QueueView,
@@ -35,6 +36,21 @@ def a_worker_view(**fields: Any) -> WorkerView:
         "incarnation": 1,
     }
     return WorkerView(**{**defaults, **fields})
+
+
+def a_gone_view(**fields: Any) -> GoneView:
+    """A worker that was lost with three jobs, one of which had a stream."""
+    defaults: dict[str, Any] = {
+        "worker": "gpu-9",
+        "how": "lost",
+        "cause": "no responders",
+        "ago_s": 300.0,
+        "times": 1,
+        "jobs": 3,
+        "requeued_jobs": 2,
+        "back": False,
+    }
+    return GoneView(**{**defaults, **fields})
 
 
 def a_queue_view(**fields: Any) -> QueueView:
@@ -107,7 +123,9 @@ class Cluster:
         status: StatusView | None = None,
         lanes: Iterable[LaneView] | None = None,
         workers: Iterable[WorkerView] | None = None,
+        gone: tuple[GoneView, ...] = (),
     ) -> None:
+        self._gone = gone
         self._status = status or a_status_view()
         self._lanes = [a_lane_view()] if lanes is None else list(lanes)
         self._workers = [a_worker_view()] if workers is None else list(workers)
@@ -123,3 +141,6 @@ class Cluster:
 
     def workers(self) -> Iterable[WorkerView]:
         return iter(self._workers)
+
+    def gone(self) -> tuple[GoneView, ...]:
+        return self._gone

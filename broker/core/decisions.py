@@ -193,6 +193,14 @@ class WorkerGone:
 
     worker: str
     cause: str
+    draining: bool = False
+    """It took nothing new any more: it left, or was about to."""
+    restarted: bool = False
+    """A new life of it has begun."""
+    jobs: int = 0
+    """Leases that it had."""
+    requeued_jobs: int = 0
+    """Of these, jobs that wait again; the others end."""
 
 
 @dataclass(frozen=True, slots=True)

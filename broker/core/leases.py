@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from broker.core.alarms import Alarms
-from broker.core.decisions import Abort, Probe, WorkerGone
+from broker.core.decisions import Abort, Probe, Requeue, WorkerGone
 from broker.core.events import Unanswered
 from broker.core.mind import Mind
 from broker.core.retries import Retries
@@ -26,6 +26,9 @@ a second, are 100 a tick."""
 
 TICK_JOBS_MAX = 256
 """Jobs whose progress one tick looks at."""
+
+RESTARTED = "restarted"
+"""Cause of an end by which nobody is the fewer: the worker's next life is there."""
 
 FLEET_SILENT_MIN = 2
 """One silent worker is never "the fleet", also where it is the only one."""
@@ -150,7 +153,7 @@ class Leases:
         worker.probing = False
         if incarnation is not None:
             if incarnation > worker.incarnation:
-                self.revoke(worker, cause="restarted")
+                self.revoke(worker, cause=RESTARTED)
             elif incarnation == worker.incarnation:
                 self.heard(worker)
             return
@@ -165,8 +168,17 @@ class Leases:
         worker.phase = Phase.GONE
         self._late.pop(worker.id, None)
         del self._heard[worker.id], self._watches[worker.id]
-        mind.out.append(WorkerGone(worker.id, cause))
+        place, jobs = len(mind.out), len(worker.leases)
         self._retries.worker_died(worker, cause=cause)
+        gone = WorkerGone(
+            worker.id,
+            cause,
+            draining=worker.draining,
+            restarted=cause == RESTARTED,
+            jobs=jobs,
+            requeued_jobs=sum(isinstance(one, Requeue) for one in mind.out[place:]),
+        )
+        mind.out.insert(place, gone)  # First whose end it is, then what becomes of its jobs.
         mind.router.gone(worker)
         mind.fleet.leave(worker)
 

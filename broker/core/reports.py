@@ -19,7 +19,7 @@ from broker.core.decisions import (
 from broker.core.decode_rate import Kinds
 from broker.core.endings import Endings
 from broker.core.events import JobSpec
-from broker.core.leases import Leases
+from broker.core.leases import RESTARTED, Leases
 from broker.core.mind import Mind
 from broker.core.retries import Retries
 from broker.core.state import Lease, Worker
@@ -52,7 +52,7 @@ class Reports:
         """Take a heartbeat."""
         worker = self._mind.fleet.workers.get(beat.worker)
         if worker is not None and beat.incarnation > worker.incarnation:
-            self._leases.revoke(worker, cause="restarted")
+            self._leases.revoke(worker, cause=RESTARTED)
             worker = None
         if worker is None:
             worker = self._join(beat)

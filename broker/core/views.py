@@ -177,6 +177,10 @@ class Views:
         """Show each known worker."""
         return tuple(self._worker(worker) for worker in self._mind.fleet.workers.values())
 
+    def knows_worker(self, worker_id: str) -> bool:
+        """Say whether a worker of this name is there."""
+        return worker_id in self._mind.fleet.workers
+
     def pools(self) -> tuple[PoolView, ...]:
         """Show each model's pool."""
         return tuple(self._pool(pool) for pool in self._mind.queues.pools.values())

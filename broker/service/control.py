@@ -156,7 +156,7 @@ class Control:
 
     async def _workers(self, _data: bytes, _lane: str) -> ControlReply:
         workers = [worker async for worker in sliced(self._snapshots.workers())]
-        return _view(WorkersView(workers=tuple(workers)))
+        return _view(WorkersView(workers=tuple(workers), gone=self._snapshots.gone()))
 
     async def _lanes(self, _data: bytes, _lane: str) -> ControlReply:
         return _view(

@@ -21,6 +21,7 @@ from broker.disk.folder_lock import FolderTaken, held
 from broker.service.clock import WallClock
 from broker.service.config import Config, ConfigError, load
 from broker.service.decision_log import DecisionLog
+from broker.service.departures import Departures
 from broker.service.election import Election, leader_now
 from broker.service.file_marks import FileWatch, write_mark
 from broker.service.fleet import Fleet
@@ -78,7 +79,8 @@ class Broker:
         """Its file was taken by a reload: what it lacks shall go."""
         self._now = WallClock()
         self._learned = Learned()
-        self._observer = Observer(metrics, log, self._learned)
+        departures = Departures()
+        self._observer = Observer(metrics, log, self._learned, departures)
         self._metrics = metrics
         self.fleet = Fleet(now=self._now, malformed=self._observer.malformed)
         self.election = Election(
@@ -90,7 +92,7 @@ class Broker:
         )
         self.watchdogs = self._make_watchdogs(log)
         self.snapshots = Snapshots(
-            config, self._learned, watches=self.watchdogs.views, now=self._now
+            config, self._learned, departures, watches=self.watchdogs.views, now=self._now
         )
         bus.on_link(self._link_changed)
 

@@ -8,6 +8,7 @@ from broker.core import decisions as do
 from broker.core import events
 from broker.core.events import Event, JobSpec, Unanswered
 from broker.service.decision_log import DecisionLog, Dispatched, Ended
+from broker.service.departures import Departures
 from broker.service.held import Held
 from broker.service.learned import Learned
 from broker.service.metrics import Metrics
@@ -22,8 +23,12 @@ ESTIMATES_MAX = 20_000
 class Observer:
     """Hears of all that happens in the loop (`loop.Observer`)."""
 
-    def __init__(self, metrics: Metrics, log: DecisionLog, learned: Learned) -> None:
+    def __init__(
+        self, metrics: Metrics, log: DecisionLog, learned: Learned, departures: Departures
+    ) -> None:
+        """Tell these what is heard and decided."""
         self._metrics = metrics
+        self._departures = departures
         self._log = log
         self._learned = learned
         self._arrived: JobSpec | None = None
@@ -75,6 +80,7 @@ class Observer:
                 self._metrics.difference(kind.value)
             case do.WorkerGone(_, cause):
                 self._metrics.worker_gone(cause)
+                self._departures.note(decision, at_s=at_s)
             case _:
                 pass
 

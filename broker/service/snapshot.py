@@ -150,6 +150,24 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     """What keeps it from ending jobs, in its own words."""
 
 
+class GoneView(Struct, frozen=True, kw_only=True):
+    """A worker that went of late."""
+
+    worker: str
+    how: str
+    """The last time: `lost`, `left` (it was draining), or `restarted` under its name."""
+    cause: str
+    ago_s: float
+    times: int
+    """That it went, of late."""
+    jobs: int
+    """It had as it went, all times."""
+    requeued_jobs: int
+    """Of these, put back; the others ended with it."""
+    back: bool
+    """A worker of its name is there."""
+
+
 class DifferenceView(Struct, frozen=True, kw_only=True):
     """One disagreement that a reconcile found."""
 
@@ -163,6 +181,8 @@ class WorkersView(Struct, frozen=True, kw_only=True):
     """Answer to `workers`."""
 
     workers: tuple[WorkerView, ...]
+    gone: tuple[GoneView, ...] = ()
+    """The latest first."""
 
 
 class LanesView(Struct, frozen=True, kw_only=True):
@@ -200,6 +220,10 @@ class SnapshotSource(Protocol):
 
     def workers(self) -> Iterable[WorkerView]:
         """Tell each known worker."""
+        ...
+
+    def gone(self) -> tuple[GoneView, ...]:
+        """Tell who went of late, the latest first."""
         ...
 
 

@@ -6,6 +6,7 @@ from html import escape
 from operator import attrgetter
 
 from broker.service.snapshot import (
+    GoneView,
     LaneView,
     PoolView,
     QueueView,
@@ -55,7 +56,13 @@ async def page(source: SnapshotSource, *, role: str, reason: str) -> str:
     lanes = [lane async for lane in sliced(source.lanes())]
     workers = [worker async for worker in sliced(source.workers())]
     parts = [_head(status, role, reason), *_alarms(status), *_problems(workers, role)]
-    for table in (_pools(status), _workers(workers), _queues(lanes), _rows(lanes)):
+    for table in (
+        _pools(status),
+        _workers(workers),
+        _gone(source.gone()),
+        _queues(lanes),
+        _rows(lanes),
+    ):
         parts += [part async for part in sliced(table, at_once_max=LINES_AT_ONCE_MAX)]
     return "\n".join([*parts, "</body></html>\n"])
 
@@ -139,6 +146,24 @@ def _worker(worker: WorkerView) -> str:
         f"<td>{worker.inflight_jobs}</td><td>{worker.slots}</td>"
         f"<td>{worker.backlog_tokens:,} tokens</td><td>{kv}</td>"
         f"<td>{worker.cached_token_ratio:.0%}</td><td>{worker.signal_age_s:.1f} s ago</td>"
+    )
+
+
+def _gone(gone: tuple[GoneView, ...]) -> Iterator[str]:
+    if not gone:
+        return
+    heads = ("worker!", "went!", "last", "times", "jobs", "put back", "seen by!")
+    yield from _table("Went of late", heads, map(_gone_row, gone[:ROWS_MAX]), len(gone))
+
+
+def _gone_row(gone: GoneView) -> str:
+    is_missed = gone.how == "lost" and not gone.back
+    how = f"{gone.how}, back" if gone.back and gone.how != "restarted" else gone.how
+    return (
+        f'<td class="t">{escape(gone.worker)}</td><td class="t{" bad" if is_missed else ""}">'
+        f"{escape(how)}</td><td>{_duration(gone.ago_s)} ago</td><td>{gone.times:,}</td>"
+        f"<td>{gone.jobs:,}</td><td>{gone.requeued_jobs:,}</td>"
+        f'<td class="t">{escape(gone.cause)}</td>'
     )
 
 

@@ -10,9 +10,11 @@ from broker.core import views as mind
 from broker.core.policy import Policy
 from broker.core.scheduler import Scheduler
 from broker.service.config import Config
+from broker.service.departures import Departure, Departures
 from broker.service.learned import Learned
 from broker.service.queues import models_of
 from broker.service.snapshot import (
+    GoneView,
     LaneView,
     PoolView,
     QueueView,
@@ -34,6 +36,7 @@ class Snapshots:
         self,
         config: Config,
         learned: Learned,
+        departures: Departures,
         *,
         watches: Callable[[], tuple[WatchView, ...]] = tuple,
         now: Callable[[], float],
@@ -42,6 +45,7 @@ class Snapshots:
         self._config = config
         self._watches = watches
         self._learned = learned
+        self._departures = departures
         self._now = now
         self._since_s = now()
         self.leadership: Leadership | None = None
@@ -92,6 +96,28 @@ class Snapshots:
         for worker in leadership.scheduler.views.workers() if leadership else ():
             notice = leadership.fleet.notice(worker.worker) if leadership else ""
             yield _worker(worker, self._learned, notice=notice)
+
+    def gone(self) -> tuple[GoneView, ...]:
+        """Tell who went of late, the latest first; nobody while standing by."""
+        leadership = self.leadership
+        if leadership is None:
+            return ()
+        at_s, knows = self._now(), leadership.scheduler.views.knows_worker
+        latest = self._departures.latest(at_s=at_s)
+        return tuple(_gone(one, back=knows(one.worker), at_s=at_s) for one in latest)
+
+
+def _gone(departure: Departure, *, back: bool, at_s: float) -> GoneView:
+    return GoneView(
+        worker=departure.worker,
+        how=departure.how,
+        cause=departure.cause,
+        ago_s=max(0.0, at_s - departure.at_s),
+        times=departure.times,
+        jobs=departure.jobs,
+        requeued_jobs=departure.requeued_jobs,
+        back=back,
+    )
 
 
 def lane_views(

@@ -20,7 +20,7 @@ from broker.service.config import Config
 from broker.service.election import leader_now
 from broker.service.file_marks import read_mark
 from broker.service.queues import topology_of
-from broker.service.snapshot import StatusView, WorkersView, WorkerView
+from broker.service.snapshot import GoneView, StatusView, WorkersView, WorkerView
 from broker.wire import subjects
 from broker.wire.codec import MalformedMessage, decode
 from broker.wire.file_mark import FileMark
@@ -68,6 +68,7 @@ class Facts:
     key_of: str = ""
     """The broker whose leader's key stands though none answers."""
     workers: tuple[WorkerView, ...] = ()
+    gone: tuple[GoneView, ...] = ()
     server_ahead_s: float | None = None
     """The server's clock less ours."""
     broker_ahead_s: float | None = None
@@ -147,7 +148,8 @@ async def _broker(bus: NatsBus, facts: Facts) -> None:
         status = await ask(bus, "status", timeout_s=ASK_S_MAX)
         workers = await ask(bus, "workers", timeout_s=ASK_S_MAX)
         facts.status = msgspec.json.decode(status, type=StatusView)
-        facts.workers = msgspec.json.decode(workers, type=WorkersView).workers
+        view = msgspec.json.decode(workers, type=WorkersView)
+        facts.workers, facts.gone = view.workers, view.gone
     except (CommandError, msgspec.DecodeError) as error:
         facts.no_leader = str(error)
         with suppress(BusError):

@@ -28,6 +28,9 @@ CLOCK_S_MAX = 30.0
 SIGNAL_S_MAX = 3.0
 """A worker silent for longer gets nothing new (policy.leases.lease_s)."""
 
+LOST_TOLD_MAX = 5
+"""Of lost workers, told one by one."""
+
 DISK_RATIO_MAX = 0.9
 
 SCARCE_RATIO, FULL_RATIO = 0.85, 0.95
@@ -343,6 +346,7 @@ def _watchdogs(facts: Facts) -> Iterator[Finding]:
 def _workers(facts: Facts) -> Iterator[Finding]:
     if facts.status is None:
         return
+    yield from _lost(facts)
     ready = {one.worker for one in facts.workers if one.phase == "live" and one.ready}
     if not facts.workers:
         yield fail("workers", "none", "start `inferlane worker` beside each engine")
@@ -367,6 +371,17 @@ def _workers(facts: Facts) -> Iterator[Finding]:
         if missing:
             found = f"no ready worker serves {', '.join(missing)} of lane {offer.lane}: jobs wait"
             yield fail("workers", found, "start a worker for it, or take it from the lane's models")
+
+
+def _lost(facts: Facts) -> Iterator[Finding]:
+    lost = [one for one in facts.gone if one.how == "lost" and not one.back]
+    for one in lost[:LOST_TOLD_MAX]:
+        put_back = f"{one.requeued_jobs} of its {one.jobs} jobs were put back"
+        found = f"{one.worker} was lost {duration(one.ago_s)} ago ({one.cause}); {put_back}"
+        yield warn("workers", found, "look at its host, and at the agent's log there")
+    if len(lost) > LOST_TOLD_MAX:
+        found = f"{len(lost) - LOST_TOLD_MAX} more were lost and are not back"
+        yield warn("workers", found, "see `inferlane workers`")
 
 
 def _index(facts: Facts) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from broker.service.snapshot import WorkersView, WorkerView
+from broker.service.snapshot import GoneView, WorkersView, WorkerView
 from ops.cli.connection import HERE, Cluster, ask, connected
 
 app = cyclopts.App(name="workers")
@@ -15,6 +15,8 @@ HEADS = (
     *("WORKER", "STATE", "MODELS", "JOBS>", "TO PREFILL>", "KV>", "CACHED>", "PREFILL>", "DECODE>"),
     "SEEN>",
 )
+
+GONE_HEADS = ("WORKER", "WENT", "LAST>", "TIMES>", "JOBS>", "PUT BACK>", "SEEN BY")
 
 
 @app.default
@@ -28,6 +30,10 @@ def workers(
     and DECODE are its measured rates in tokens a second. SEEN is the age of its last heartbeat.
     STATE breaker open: its last jobs failed, and it gets nothing new for a while; half-open: one
     job is tried there, and its end decides.
+
+    Below stand those that went within the last hour, as seen by the broker that leads now (256 at
+    most): lost, left (drained or stopped), or restarted under their name. JOBS is what they had as
+    they went; PUT BACK of those wait or run elsewhere, the others ended with them.
 
     Args:
         json: Print JSON.
@@ -46,12 +52,20 @@ def show(data: bytes, *, as_json: bool) -> None:
     """Print the broker's answer."""
     import msgspec
 
-    from ops.cli.output import console, json_text, say, table
+    from ops.cli.output import console, json_text, table
 
     if as_json:
         json_text(data)
         return
-    found = msgspec.json.decode(data, type=WorkersView).workers
+    view = msgspec.json.decode(data, type=WorkersView)
+    _show_live(view.workers)
+    if view.gone:
+        console().print(table("Went of late", GONE_HEADS, map(_gone_row, view.gone)))
+
+
+def _show_live(found: tuple[WorkerView, ...]) -> None:
+    from ops.cli.output import console, say, table
+
     if not found:
         say("No workers. Start one beside each engine: inferlane worker --help")
         return
@@ -90,6 +104,20 @@ def _row(worker: WorkerView) -> tuple[str, ...]:
         _rate(worker.prefill_tokens_s),
         _rate(worker.decode_tokens_s),
         f"{duration(worker.signal_age_s)} ago",
+    )
+
+
+def _gone_row(gone: GoneView) -> tuple[str, ...]:
+    from ops.cli.output import duration
+
+    return (
+        gone.worker,
+        f"{gone.how}, back" if gone.back and gone.how != "restarted" else gone.how,
+        f"{duration(gone.ago_s)} ago",
+        f"{gone.times}",
+        f"{gone.jobs}",
+        f"{gone.requeued_jobs}",
+        gone.cause,
     )
 
 

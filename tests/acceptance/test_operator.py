@@ -52,6 +52,27 @@ async def test_a_day_of_an_operator(start_cluster: StartCluster) -> None:
     await _drain(cluster, bus)
 
 
+async def test_a_killed_worker_is_still_told_of(start_cluster: StartCluster) -> None:
+    """Who looks after it is gone sees that it was lost, when, and that its job runs elsewhere."""
+    cluster, bus = await start_cluster()
+    async with Client(bus, lane=LANE) as client, asyncio.timeout(60):
+        ticket = await client.submit(a_chat(tokens=400), band=2)
+        while (look := await ticket.look()) is None or not look.worker:
+            pass
+        name = look.worker
+        await cluster.members[name].kill()
+        record = await ticket.result()
+        seen = (await inferlane(cluster, "workers", "--json")).json
+    assert (record.kind, record.worker != name) == (Kind.COMPLETED, True)
+    (lost,) = seen["gone"]
+    assert (lost["worker"], lost["how"], lost["back"]) == (name, "lost", False)
+    assert (lost["jobs"], lost["requeued_jobs"]) == (1, 1)
+    told = await inferlane(cluster, "workers")
+    assert "Went of late" in told.out
+    doctor = await inferlane(cluster, "doctor", "--json")
+    assert f"{name} was lost" in doctor.out
+
+
 async def _status_page(url: str) -> None:
     async with aiohttp.ClientSession(url) as session:
         async with session.get("/healthz") as answer:

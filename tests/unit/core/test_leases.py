@@ -122,8 +122,25 @@ def test_no_responders_revokes_at_once() -> None:
         ("acme.j1", "w2"),
         ("acme.j2", "w2"),
     ]
-    assert only(WorkerGone, decisions).cause == "no responders"
+    gone = WorkerGone("w1", "no responders", jobs=2, requeued_jobs=2)
+    assert only(WorkerGone, decisions) == gone
+    assert decisions[0] == gone, "whose end it is comes before what becomes of its jobs"
     check_sums(cluster.scheduler)
+
+
+def test_a_worker_that_goes_says_what_becomes_of_its_jobs() -> None:
+    """Those that had a stream end with it; one that was draining leaves."""
+    cluster = Cluster()
+    cluster.join("w1")
+    cluster.hold(a_spec("j1", streamed=True), a_spec("j2"))
+    streamed = of(Dispatch, cluster.decisions)[0]
+    assert streamed.key == "acme.j1"
+    cluster.first_token(streamed)
+    cluster.beat("w1", draining=True)
+    silence(cluster, 3)
+    decisions = answer_probe(cluster, "w1", missed=Unanswered.NO_RESPONDERS)
+    told = only(WorkerGone, decisions)
+    assert (told.jobs, told.requeued_jobs, told.draining) == (2, 1, True)
 
 
 def test_a_probe_that_times_out_leaves_it_suspect_until_revoke_s() -> None:
@@ -182,7 +199,9 @@ def test_a_probe_answered_by_a_new_life_revokes_the_old() -> None:
     assert not answer_probe(cluster, "w1", incarnation=4)
     assert phase_of(cluster, "w1") is Phase.SUSPECT
     decisions = answer_probe(cluster, "w1", incarnation=6)
-    assert only(WorkerGone, decisions).cause == "restarted"
+    assert only(WorkerGone, decisions) == WorkerGone(
+        "w1", "restarted", restarted=True, jobs=1, requeued_jobs=1
+    )
     assert keys(Requeue, decisions) == ["acme.j1"]
 
 

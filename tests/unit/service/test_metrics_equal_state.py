@@ -12,6 +12,7 @@ from broker.core.events import WorkerReported
 from broker.core.policy import LanePolicy, Policy, QuotaRow
 from broker.core.scheduler import Scheduler
 from broker.service.config import BrokerConfig, Config
+from broker.service.departures import Departures
 from broker.service.learned import Learned
 from broker.service.metrics import Metrics
 from broker.service.views import Snapshots
@@ -105,7 +106,10 @@ async def test_metrics_equal_state(seed: int) -> None:
     world = a_life(seed)
     scheduler = world.scheduler
     snapshots = Snapshots(
-        Config(policy=POLICY, broker=BrokerConfig()), Learned(), now=lambda: world.at_s
+        Config(policy=POLICY, broker=BrokerConfig()),
+        Learned(),
+        Departures(),
+        now=lambda: world.at_s,
     )
     snapshots.leads(cast("Leadership", Lead(scheduler)))
     metrics = Metrics(lanes=LANES, models=MODELS)

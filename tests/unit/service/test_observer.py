@@ -20,6 +20,7 @@ from broker.core.events import (
     WorkerReported,
 )
 from broker.service.decision_log import DecisionLog
+from broker.service.departures import Departures
 from broker.service.held import Held
 from broker.service.learned import Learned
 from broker.service.metrics import Metrics
@@ -48,7 +49,8 @@ class Bench:
         self.metrics = Metrics(lanes=["acme"], models=["tiny"])
         self.log = DecisionLog(folder, file_bytes_max=1_000_000, files_max=1)
         self.learned = Learned()
-        self.observer = Observer(self.metrics, self.log, self.learned)
+        self.departures = Departures()
+        self.observer = Observer(self.metrics, self.log, self.learned, self.departures)
 
     def step(self, event: Event, *decisions: do.Decision, held: Held | None = None) -> None:
         """What the loop does with an event."""
@@ -305,6 +307,7 @@ def test_everything_else_that_is_counted(bench: Bench) -> None:
     assert bench.value("reconcile_differences_total", kind="runs_twice") == 1
     assert bench.value("reconcile_differences_total", kind="unacknowledged") == 1
     assert bench.value("workers_gone_total", cause="probe") == 1
+    assert [one.worker for one in bench.departures.latest(at_s=1.0)] == ["w1"]
     assert bench.value("orders_unanswered_total", cause="timeout") == 1
     assert bench.value("messages_malformed_total", where="jobs") == 1
     assert bench.value("loop_lag_seconds_sum") == 0.5

@@ -19,7 +19,14 @@ from broker.service.status import (
     StatusServer,
 )
 from broker.service.status_page import NOTICES_MAX, ROWS_MAX, page
-from tests.views import Cluster, a_lane_view, a_queue_view, a_status_view, a_worker_view
+from tests.views import (
+    Cluster,
+    a_gone_view,
+    a_lane_view,
+    a_queue_view,
+    a_status_view,
+    a_worker_view,
+)
 
 LEADER = Health(role="leader", ready=True, reason="", epoch=7)
 
@@ -124,6 +131,16 @@ async def test_page_without_a_ready_worker() -> None:
         _, text = await _get(session, "/")
     assert "No worker is ready: jobs wait." in text
     assert "not ready" in text
+
+
+async def test_page_tells_who_went() -> None:
+    """A worker that was lost and is not back stands out; its name may be anything."""
+    gone = (a_gone_view(worker="<gpu>"), a_gone_view(worker="b", back=True))
+    text = await page(Cluster(gone=gone), role="leader", reason="")
+    assert "Went of late" in text
+    assert '&lt;gpu&gt;</td><td class="t bad">lost</td><td>5 min 0 s ago</td>' in text
+    assert 'b</td><td class="t">lost, back</td>' in text
+    assert "Went of late" not in await page(Cluster(), role="leader", reason="")
 
 
 async def test_page_names_a_worker_whose_breaker_is_open() -> None:

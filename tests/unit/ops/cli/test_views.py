@@ -13,7 +13,7 @@ from broker.service.snapshot import (
 )
 from ops.cli import lanes, reconcile, workers
 from ops.cli.errors import CommandError
-from tests.views import a_lane_view, a_queue_view, a_worker_view
+from tests.views import a_gone_view, a_lane_view, a_queue_view, a_worker_view
 
 
 def _rows(text: str) -> list[list[str]]:
@@ -59,6 +59,21 @@ def test_no_workers(capsys: pytest.CaptureFixture[str]) -> None:
     """Says how to start one."""
     workers.show(encode(WorkersView(workers=())), as_json=False)
     assert capsys.readouterr().out.startswith("No workers. Start one")
+
+
+def test_workers_that_went(capsys: pytest.CaptureFixture[str]) -> None:
+    """How, how long ago, and what of theirs waits again; also where none is left."""
+    gone = (a_gone_view(), a_gone_view(worker="gpu-8", how="left", back=True, ago_s=7200.0))
+    gone += (a_gone_view(worker="gpu-7", how="restarted", back=True, times=4),)
+    workers.show(encode(WorkersView(workers=(), gone=gone)), as_json=False)
+    told = capsys.readouterr().out
+    assert told.startswith("No workers.")
+    ago = ["5", "min", "ago"]
+    assert _rows(told)[-3:] == [
+        ["gpu-9", "lost", *ago, "1", "3", "2", "no", "responders"],
+        ["gpu-8", "left,", "back", "2", "h", "ago", "1", "3", "2", "no", "responders"],
+        ["gpu-7", "restarted", *ago, "4", "3", "2", "no", "responders"],
+    ]
 
 
 def test_workers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
