@@ -147,8 +147,7 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True
-        for ticket in self._tickets.values():
-            ticket.fail(ClientClosed("the client was closed; the job goes on"))
+        self._watchdog.give_up()
         self._tickets.clear()
         # Not told of an error in the body: the task group would wrap it in a group of its own.
         await self._stack.aclose()

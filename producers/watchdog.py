@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+import structlog
 
 from broker.bus.base import Bus, BusError, NoStream, NotFound, StoredMessage, StreamFull
 from broker.wire import subjects
@@ -22,8 +23,10 @@ from broker.wire.json_form import begins_json
 from broker.wire.messages import Job, Kind, Reason, TerminalRecord
 from producers.config import ClientConfig
 from producers.door import Door
-from producers.errors import Refused
+from producers.errors import ClientClosed, Refused
 from producers.ticket import Ticket
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -99,6 +102,18 @@ class Watchdog:
                 for ticket in due:
                     await self._slots.acquire()
                     looks.create_task(self._look_in_turn(ticket))
+
+    def give_up(self) -> None:
+        """Look after nothing any more: who waits is told, and how many jobs go on unattended."""
+        for ticket in self._tickets.values():
+            ticket.fail(ClientClosed("the client was closed; the job goes on"))
+        if self._tickets:
+            _log.warning(
+                "client.closed_before_its_jobs",
+                jobs_that_go_on=len(self._tickets),
+                lane=self._door.lane,
+                see="`inferlane job LANE.ID` has the result, `inferlane cancel` ends one or all",
+            )
 
     def heard(self, ticket: Ticket) -> None:
         """Something was heard of the job: nothing to look for, for a while."""

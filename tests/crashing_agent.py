@@ -11,7 +11,7 @@ from broker.bus import logs
 from broker.bus.base import Bus
 from tests.crashing import crash_at, faulty
 from worker_agent.engines import make_engine
-from worker_agent.flags import parse_flags
+from worker_agent.flags import parse_flags, takes_place
 from worker_agent.main import Connect, nats_connect, serve
 
 
@@ -32,7 +32,8 @@ def main() -> None:
     assert config is not None, "the test gave wrong flags"
     logs.set_up(worker=config.worker)
     connect = _dying(nats_connect(config.nats), place, worker=config.worker)
-    uvloop.run(serve(config, connect=connect, engine=make_engine(config)))
+    engine, replace = make_engine(config), takes_place(flags)
+    uvloop.run(serve(config, connect=connect, engine=engine, replace=replace))
 
 
 if __name__ == "__main__":

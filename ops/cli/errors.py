@@ -1,7 +1,8 @@
 """How a command ends: its exit code, and for a failure one sentence that says what to do.
 
 0: done. 1: the thing itself failed. 2: wrong usage or configuration, nothing was begun. 3: the
-cluster can't be reached. 130: interrupted (Ctrl-C).
+cluster can't be reached. 130: interrupted (Ctrl-C); as a program it dies of the signal, for which
+shells have that code.
 """
 
 import re

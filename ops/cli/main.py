@@ -130,7 +130,7 @@ GROUPS = (START, RUN, WORK, LOOK, SIMULATE)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = _take_debug(given)
+    debug = take_debug(given)
     _make_streams_whole()
     _log_to_stderr(debug=debug)
     try:
@@ -142,7 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (`head`, a pager) has had enough. Keep Python from failing again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
-    except (Exception, KeyboardInterrupt) as error:
+    except KeyboardInterrupt:
+        # Not explained like other ends: that would load modules, and Ctrl-C may come again.
+        if debug:
+            raise
+        return _fail("interrupted", ExitCode.INTERRUPTED)
+    except Exception as error:
         if debug:
             raise
         return _fail(*explain(error))
@@ -184,8 +189,8 @@ def _asked(arguments: Sequence[str]) -> str:
     return next((one for one in arguments if not one.startswith("-")), "")
 
 
-def _take_debug(arguments: list[str]) -> bool:
-    """Find --debug wherever it stands among the arguments, and take it out."""
+def take_debug(arguments: list[str]) -> bool:
+    """Say whether a traceback is wanted; --debug, wherever it stands, is taken out."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     asked = DEBUG_FLAG in arguments[:end]
     if asked:
@@ -204,4 +209,6 @@ def _log_to_stderr(*, debug: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ops.cli.entry import main as program
+
+    sys.exit(program())

@@ -1,5 +1,7 @@
 """`inferlane submit`: put one request in, and print its answer."""
 
+import asyncio
+import signal
 import sys
 from codecs import BOM_UTF8
 from pathlib import Path
@@ -9,6 +11,7 @@ import cyclopts
 from cyclopts import Parameter
 
 from broker.disk.named_file import read_named
+from broker.wire.ids import new_job_id
 from broker.wire.messages import BODY_BYTES_MAX
 from ops.cli.connection import HERE, Cluster
 from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable
@@ -78,6 +81,8 @@ def submit(  # noqa: PLR0913 - one parameter is one flag.
     request = _Request(prompt, model=model, body=body, max_tokens=max_tokens)
     try:
         uvloop.run(_submit(found, request, fields, as_json=json))
+    except asyncio.CancelledError:
+        return ExitCode.INTERRUPTED  # By SIGTERM or SIGHUP: what became of it was told.
     except errors.Unreachable as error:
         raise Unreachable(str(error)) from error
     except errors.BadRequest as error:
@@ -155,6 +160,7 @@ async def _submit(
         lane = found.lane or only_lane(known)
         check_lane(lane, known)
         async with Client(bus, lane=lane, config=found.client) as client:
+            _stop_on_signals()
             await _ask(client, request, fields, as_json=as_json)
 
 
@@ -163,24 +169,44 @@ async def _ask(
 ) -> None:
     if request.raw is not None:
         fields = {**fields, "model": request.model}
-    ticket = await client.submit(request.made(client), **fields)
-    ended = False
+    from ops.cli.output import note
+
+    known = bool(fields["job_id"])
+    # Known before it is stored: an interrupt may come between that and its receipt.
+    job_id = fields["job_id"] or new_job_id()
+    fields = {**fields, "job_id": job_id}
+    ticket: Ticket | None = None
     try:
+        ticket = await client.submit(request.made(client), known=known, **fields)
         await _print(ticket, stream=bool(fields["stream"]), as_json=as_json)
-        ended = True
-    finally:
-        if not ended and ticket.record is None:
-            await _cancel(ticket)
+    except BaseException as error:
+        is_refused = ticket is None and isinstance(error, Exception)
+        if not is_refused and (ticket is None or ticket.record is None):
+            # Nobody waits for the answer any more: don't let it be made.
+            note(f"job {client.lane}.{job_id}: {await _cancelled(client, job_id)}")
+        raise
 
 
-async def _cancel(ticket: "Ticket") -> None:
-    """Nobody waits for the answer any more: don't let it be made. Best effort."""
-    from contextlib import suppress
+def _stop_on_signals() -> None:
+    """Let SIGTERM, and a terminal that is closed, stop it as Ctrl-C does."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "called by the command's task"
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, task.cancel)
 
+
+async def _cancelled(client: "Client", job_id: str) -> str:
+    """Cancel a job, and say what became of it."""
     from producers.errors import ProducerError
 
-    with suppress(ProducerError):
-        await ticket.cancel()
+    try:
+        if await client.cancel_job(job_id):
+            return "cancelled"
+        record = await client.find_record(job_id)
+    except ProducerError as error:
+        return f"not cancelled, it may run on ({error}); `inferlane job` tells"
+    return "not in the cluster" if record is None else f"it had ended: {record.kind}"
 
 
 async def _print(ticket: "Ticket", *, stream: bool, as_json: bool) -> None:

@@ -232,7 +232,7 @@ async def test_ctrl_c_ends_all_processes_and_tells_what_was_found(tmp_path: Path
     """Also while a process is stopped, which can't end by itself."""
     flags = ("--faults", "5", "--kind", "silence_worker", "--jobs", "100000")
     run = await chaos(tmp_path, *flags, interrupt_at="silence_worker\n")
-    assert run.code == 130
+    assert run.code == -signal.SIGINT
     assert run.report["interrupted"]
     assert run.report["jobs"] > 0
     assert "jobs accepted" in run.out

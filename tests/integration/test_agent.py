@@ -221,9 +221,7 @@ async def test_an_inventory_is_answered_at_once_and_in_full(
         assert beat.incarnation == agent.ready["incarnation"]
 
 
-async def test_of_two_agents_with_one_name_the_older_ends(
-    nats_server: NatsServer, lane: Lane
-) -> None:
+async def test_an_agent_whose_place_is_taken_ends(nats_server: NatsServer, lane: Lane) -> None:
     """It says so with an exit code of its own; the newer serves."""
     flags = ["--worker", WORKER, "--nats", nats_server.url, "--engine", "fake", "--model", "tiny"]
     older = await asyncio.create_subprocess_exec(
@@ -237,7 +235,7 @@ async def test_of_two_agents_with_one_name_the_older_ends(
     )
     assert older.stdout is not None
     await older.stdout.readline()
-    async with an_agent_process(nats_server.url):
+    async with an_agent_process(nats_server.url, "--replace"):
         _, errors = await older.communicate()
         assert older.returncode == 4
         assert b"give each worker a name of its own" in errors

@@ -4,6 +4,7 @@ process.
 
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -172,14 +173,16 @@ def wait_for(condition: Any, *, s_max: float = 20.0) -> None:
 def test_a_stop_is_told_and_gone_on_from(
     tmp_path: Path, nats_server: NatsServer, number: signal.Signals
 ) -> None:
-    """Exit code 130, a sentence on how to go on, and then each line once."""
+    """It dies of the signal, as loops of a shell expect, with a sentence on how to go on; then each
+    line is run once.
+    """
     plan = a_plan(tmp_path, lines(400))
     slow = Responding(nats_server.url, run_s=0.05, window=20)
     process = start(*batch(nats_server, tmp_path, "--concurrency", "20"))
     wait_for(lambda: whole_lines(plan.output) > 20)
     process.send_signal(number)
     said, told = process.communicate(timeout=20)
-    assert process.returncode == 130
+    assert process.returncode == -signal.SIGINT
     assert b"not finished" in said
     assert b"same command" in told
     code, said_again, _ = run(*batch(nats_server, tmp_path))
@@ -337,15 +340,38 @@ def test_submit_without_a_cluster_says_so(nats_server: NatsServer) -> None:
     assert "has a broker run here?" in told
 
 
-def test_ctrl_c_cancels_what_was_submitted(nats_server: NatsServer) -> None:
-    """Nobody waits for the answer any more, so it isn't made; exit code 130."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_cancels_what_was_submitted(nats_server: NatsServer, number: signal.Signals) -> None:
+    """Nobody waits for the answer any more, so it isn't made, and that is told: after Ctrl-C, in a
+    script with a time limit, and when the terminal is closed.
+    """
     slow = Responding(nats_server.url, run_s=2.0)
     process = start("submit", "Hello", "--nats", nats_server.url, "--lane", "acme")
     assert slow.line() == b"begun\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, told = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert told.endswith(b"interrupted\n")
+    assert process.returncode == -signal.SIGINT
+    first, *rest = told.decode().splitlines()
+    assert first.startswith("job acme.")
+    assert first.endswith(": cancelled")
+    assert rest == (["inferlane: interrupted"] if number == signal.SIGINT else [])
+    assert slow.end()["cancelled"] == 1
+
+
+def test_ctrl_c_ends_a_loop_of_submits(nats_server: NatsServer) -> None:
+    """The shell sees that it died of the signal, and submits no more."""
+    slow = Responding(nats_server.url, run_s=2.0)
+    one = shlex.join([*INFERLANE, "submit", "Hello", "--nats", nats_server.url, "--lane", "acme"])
+    loop = subprocess.Popen(
+        ["bash", "-c", f"for number in 1 2 3; do {one}; done; echo all"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert slow.line() == b"begun\n"
+    os.killpg(loop.pid, signal.SIGINT)
+    said, told = loop.communicate(timeout=20)
+    assert (said, told.count(b"cancelled")) == (b"", 1), told
     assert slow.end()["cancelled"] == 1
 
 

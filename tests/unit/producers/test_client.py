@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
+import structlog
 
 from broker.bus.memory import MemoryBus
 from broker.wire import subjects
@@ -303,11 +304,14 @@ async def test_closing_the_client_frees_who_waits_and_leaves_nothing_behind() ->
     async with Responder(bus) as responder:
         responder.may_run.clear()
         client = Client(bus, lane=LANE, config=QUICK)
-        async with client:
-            listeners = listeners_of(client)
-            ticket = await client.submit(a_chat_body())
-            await responder.started.wait()
-            tasks = len(asyncio.all_tasks())
+        with structlog.testing.capture_logs() as logs:
+            async with client:
+                listeners = listeners_of(client)
+                ticket = await client.submit(a_chat_body())
+                await responder.started.wait()
+                tasks = len(asyncio.all_tasks())
+        (told,) = logs
+        assert (told["jobs_that_go_on"], told["lane"]) == (1, LANE)
         assert len(asyncio.all_tasks()) == tasks - 1
         assert listeners_of(client) == listeners - 1
         with pytest.raises(ClientClosed):

@@ -1,0 +1,41 @@
+"""The `inferlane` program: the command, and how Ctrl-C ends it.
+
+While its modules load nothing is begun, and Ctrl-C ends it without a word. Later a command tells
+what became of its work; then the process dies of the signal, as shells expect: one that ended with
+a code of its own would have taken Ctrl-C for itself, and a loop around it would go on.
+"""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+
+def main() -> int:
+    """Run the command line; return its exit code, or die of SIGINT when it was interrupted."""
+    # Not where it is ignored already, as behind `nohup` or `&` in a script.
+    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_heard:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from ops.cli import main as command
+    from ops.cli.errors import ExitCode
+
+    if is_heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = command.main()
+    except KeyboardInterrupt:
+        if command.take_debug(sys.argv[1:]):
+            raise
+        code = ExitCode.INTERRUPTED  # A second one, while it told of the first.
+    if code == ExitCode.INTERRUPTED:
+        _die_of_sigint()
+    return code
+
+
+def _die_of_sigint() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # Whoever read it is gone.
+            stream.flush()
+    os.kill(os.getpid(), signal.SIGINT)
