@@ -344,6 +344,8 @@ async def _reload_when_told(broker: Broker, reread: Reread, told: asyncio.Event)
             broker.reload(await asyncio.to_thread(reread))
         except ConfigError as error:
             _log.error("reload.mistaken", error=str(error))
+        except Exception:  # noqa: BLE001 - the edge of this duty: no file may end a leader
+            _log.exception("reload.failed")
 
 
 async def _serve_on(

@@ -64,15 +64,16 @@ def _default_file() -> Path:
 def _configured(
     path: Path, *, name: str | None, http_port: int | None, state_dir: Path | None
 ) -> "Config":
-    """Read the file and let the flags go before it. Raises ConfigError, Misused."""
+    """Read the file and let the flags go before it. Raises ConfigError."""
     import msgspec
 
-    from broker.service.config import load
+    from broker.service.config import ConfigError, load
+    from broker.wire.settings import Problem
 
     config = load(path)
     if not config.policy.lanes:
-        message = f"{path}: a broker needs [policy] with models and lanes"
-        raise Misused(message)
+        problem = Problem(0, "policy", "a broker needs [policy] with models and lanes")
+        raise ConfigError(str(path), (problem,))
     folder = None if state_dir is None else str(state_dir)
     given = {"name": name, "http_port": http_port, "state_dir": folder}
     fields = {key: value for key, value in given.items() if value is not None}
@@ -82,5 +83,5 @@ def _configured(
             config, broker=msgspec.convert(broker_table, type(config.broker))
         )
     except msgspec.ValidationError as error:
-        message = f"--name, --http-port or --state-dir: {error}"
-        raise Misused(message) from error
+        flags = "--name, --http-port or --state-dir"
+        raise ConfigError(flags, (Problem(0, "", str(error)),)) from error

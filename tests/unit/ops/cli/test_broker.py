@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.service.config import Config
+from broker.service.config import Config, ConfigError
 from ops.cli.main import main
 
 VALID = '[policy]\nmodels = ["tiny"]\n[[policy.lanes]]\nname = "acme"\n'
@@ -71,6 +71,22 @@ def test_unusable(
     assert main(["broker", *(one.format(file=file) for one in arguments)]) == 2
     assert capsys.readouterr().err.startswith(f"inferlane: {told}")
     assert ran == []
+
+
+def test_a_file_that_lost_its_lanes_is_a_mistake_of_the_file_also_when_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that is told to read it anew lives on: that is the one error it looks for."""
+
+    def run(config: Config, *, reread: Callable[[], Config]) -> None:
+        assert config.policy.lanes
+        Path(file).write_text('[worker]\nworker = "w1"\n')
+        with pytest.raises(ConfigError, match="a broker needs"):
+            reread()
+
+    monkeypatch.setattr("broker.service.main.run", run)
+    file = _file(tmp_path)
+    assert main(["broker", "-c", file]) == 0
 
 
 def test_file_of_a_worker_only(
