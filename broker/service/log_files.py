@@ -27,7 +27,9 @@ class LogFiles:
         return self._folder / f"{self._name}.jsonl"
 
     def open(self) -> None:
-        """Open the file, made if absent. Idempotent. Raises OSError."""
+        """Open the file, made if absent; again, where it was deleted or moved. Raises OSError."""
+        if self._descriptor is not None and not self._is_in_place(self._descriptor):
+            self.close()
         if self._descriptor is None:
             self._descriptor = self._open()
 
@@ -54,6 +56,13 @@ class LogFiles:
         _write_all(self._descriptor, b"\n" + lines if self._torn else lines)
         self._bytes += len(lines) + self._torn
         self._torn = False
+
+    def _is_in_place(self, descriptor: int) -> bool:
+        """Say whether what is written is read under the file's name."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.path.stat())
+        except FileNotFoundError:
+            return False
 
     def _open(self) -> int:
         self._folder.mkdir(parents=True, exist_ok=True)

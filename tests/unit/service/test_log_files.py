@@ -1,6 +1,7 @@
 """Rotated files of lines: bounded in size and number, whole lines after any failure."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,23 @@ def test_lines_are_appended(tmp_path: Path) -> None:
         files.append(line)
         files.close()
     assert _stored(folder) == {"log.jsonl": b"1\n2\n"}
+
+
+def test_a_file_that_was_taken_away_is_begun_anew(tmp_path: Path) -> None:
+    """Deleted, moved by others, or gone with its folder: no line goes where nobody reads it."""
+    folder = tmp_path / "state"
+    files = _files(folder)
+    files.append(b"1\n")
+    files.path.unlink()
+    files.append(b"2\n")
+    assert _stored(folder) == {"log.jsonl": b"2\n"}
+    files.path.rename(folder / "log.old")
+    files.append(b"3\n")
+    assert _stored(folder) == {"log.jsonl": b"3\n", "log.old": b"2\n"}
+    shutil.rmtree(folder)
+    files.append(b"4\n")
+    assert _stored(folder) == {"log.jsonl": b"4\n"}
+    files.close()
 
 
 def test_rotation_keeps_so_many_files(tmp_path: Path) -> None:
