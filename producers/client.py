@@ -5,7 +5,6 @@ of jobs at once cost little more than their bodies. Closing the client ends its 
 """
 
 import asyncio
-import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -222,7 +221,7 @@ class Client:
         if (ticket := self._tickets.get(job.id)) is not None:
             return ticket
         ticket = self._tickets[job.id] = Ticket(job, self, self.config)
-        ticket.back_off_until_s = time.time() + queue_full_wait_s if queue_full_wait_s else 0.0
+        ticket.backs_off_for(queue_full_wait_s)
         try:
             with self._refusals_counted():
                 if not (known and await self._resume(ticket, sequence)):

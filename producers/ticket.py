@@ -70,13 +70,13 @@ class Ticket:
     """One job that was accepted. Made by `Client.submit`."""
 
     __slots__ = (
+        "_back_off_until_tick_s",
         "_changed",
         "_chunks",
         "_error",
         "_owner",
         "_receipt",
         "attempt",
-        "back_off_until_s",
         "due_at_s",
         "ended_unread",
         "job",
@@ -114,7 +114,7 @@ class Ticket:
         """It was turned away and waits to be submitted again."""
         self.rejected_at_s = 0.0
         """Unix time of the last rejection that was waited out: its record is no news any more."""
-        self.back_off_until_s = 0.0
+        self._back_off_until_tick_s = 0.0
         """Unix time until which a rejection may be answered by another try; 0 = never."""
         self.on_chunks: Callable[[], bool] | None = None
         """Called when there are new chunks; says whether it sees to them. If not, and without it,
@@ -328,9 +328,13 @@ class Ticket:
         self._error = error
         self._changed.set()
 
+    def backs_off_for(self, wait_s: float) -> None:
+        """Let transient rejections be waited out for so long from now; 0: not at all."""
+        self._back_off_until_tick_s = time.monotonic() + wait_s if wait_s else 0.0
+
     def may_back_off(self, retry_after_s: float) -> bool:
         """Say whether another try after a rejection falls within the time given for it."""
-        return time.time() + retry_after_s < self.back_off_until_s
+        return time.monotonic() + retry_after_s < self._back_off_until_tick_s
 
     async def _news(self) -> None:
         """Wait until something changed. Raises what the ticket failed with."""

@@ -152,7 +152,7 @@ def _worker(worker: WorkerView) -> str:
 def _gone(gone: tuple[GoneView, ...]) -> Iterator[str]:
     if not gone:
         return
-    heads = ("worker!", "went!", "last", "times", "jobs", "put back", "seen by!")
+    heads = ("worker!", "went!", "last", "times", "jobs", "put back", "cause!")
     yield from _table("Went of late", heads, map(_gone_row, gone[:ROWS_MAX]), len(gone))
 
 

@@ -16,7 +16,7 @@ HEADS = (
     "SEEN>",
 )
 
-GONE_HEADS = ("WORKER", "WENT", "LAST>", "TIMES>", "JOBS>", "PUT BACK>", "SEEN BY")
+GONE_HEADS = ("WORKER", "WENT", "LAST>", "TIMES>", "JOBS>", "PUT BACK>", "CAUSE")
 
 
 @app.default

@@ -1,6 +1,8 @@
 """Submitting: what a client takes, refuses, waits out and leaves behind."""
 
 import asyncio
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -82,6 +84,26 @@ async def test_a_rejected_job_is_tried_again_within_the_time_given() -> None:
         assert record.kind is Kind.COMPLETED
         assert [job.submission for job in responder.seen][:3] == [0, 1, 2]
         assert responder.runs[ticket.job_id] == 1
+
+
+@pytest.mark.parametrize("step_s", [1e6, -1e6])
+async def test_a_clock_step_is_no_wait_for_room(
+    step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time given is a length: a clock that is set meanwhile neither ends nor prolongs it."""
+    stepped = SimpleNamespace(time=lambda: time.time() + step_s, monotonic=time.monotonic)
+    async with a_lane() as (client, responder):
+
+        def reject(job: Job) -> Any:
+            monkeypatch.setattr("producers.ticket.time", stepped)
+            return a_rejection(job, retry_after_s=0.01) if len(responder.seen) < 2 else None
+
+        responder.reject = reject
+        ticket = await client.submit(a_chat_body(), queue_full_wait_s=30.0)
+        assert (await ticket.result(20)).kind is Kind.COMPLETED
+        responder.reject = lambda job: a_rejection(job, retry_after_s=0.01)
+        given_up = await client.submit(a_chat_body(), queue_full_wait_s=0.05)
+        assert (await given_up.result(20)).kind is Kind.REJECTED
 
 
 async def test_a_final_rejection_is_not_tried_again() -> None:
