@@ -10,6 +10,7 @@ finds it and only acks.
       └─ a record stands: nothing runs
 """
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -168,7 +169,7 @@ class Attempts:
             # An engine that doesn't tell its hits says nothing against the prediction.
             predicted_hit_tokens=running.order.predicted_hit_tokens if ours and knows_cache else 0,
             ttft_s=running.ttft_s,
-            run_s=self._run_s(running),
+            run_s=running.run_s(tick_s=time.monotonic()),
             ran=ran,
             stream_sequence=running.order.stream_sequence,
             cache_source=running.cache_source if ours else "",
@@ -197,9 +198,6 @@ class Attempts:
             charged=charged,
             detail=detail[:DETAIL_CHARS_MAX],
             ttft_s=running.ttft_s,
-            run_s=self._run_s(running),
+            run_s=running.run_s(tick_s=time.monotonic()),
             stream_sequence=running.order.stream_sequence,
         )
-
-    def _run_s(self, running: Running) -> float:
-        return max(0.0, self._now_s() - running.accepted_at_s)

@@ -54,7 +54,9 @@ class Running:
     job: Job
     accepted_at_s: float
     renewed_tick_s: float
-    """Of the monotonic clock: a step of the wall clock may not delay a renewal."""
+    """Of the monotonic clock: a step of the wall clock may not delay a renewal, ..."""
+    accepted_tick_s: float
+    """... nor count as the time that a job took: the broker learns how fast work goes from that."""
     deadline_tick_s: float | None = None
     """Of the monotonic clock; None when the order does not tell what is left of the deadline."""
     step: Step = Step.CHECKING
@@ -67,6 +69,7 @@ class Running:
     """Of the engine it was given to; 0 before."""
     output_tokens: int = 0
     first_token_at_s: float = 0.0
+    first_token_tick_s: float = 0.0
 
     @property
     def key(self) -> str:
@@ -86,9 +89,11 @@ class Running:
     @property
     def ttft_s(self) -> float:
         """From acceptance to the first token; 0 before it."""
-        return (
-            max(0.0, self.first_token_at_s - self.accepted_at_s) if self.first_token_at_s else 0.0
-        )
+        return self.first_token_tick_s - self.accepted_tick_s if self.first_token_at_s else 0.0
+
+    def run_s(self, *, tick_s: float) -> float:
+        """Tell how long it has run."""
+        return tick_s - self.accepted_tick_s
 
     def listed(self) -> InFlight:
         """Entry of the heartbeat's in-flight list."""
@@ -175,6 +180,7 @@ class Ledger:
             job=job,
             accepted_at_s=at_s,
             renewed_tick_s=tick_s,
+            accepted_tick_s=tick_s,
             deadline_tick_s=None if left_s is None else tick_s + left_s,
         )
         assert running.key not in self.running, "a job runs at most once here"

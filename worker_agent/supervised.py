@@ -189,6 +189,7 @@ class Supervisor:
 
     async def _first_token(self, name: _Name, running: Running, chain: Sequence[int]) -> None:
         running.first_token_at_s = self._now_s()
+        running.first_token_tick_s = time.monotonic()
         self._cache.prefilled(name, at_s=running.first_token_at_s)
         if self._kv_events is not None:
             self._kv_events.prefilled(chain)

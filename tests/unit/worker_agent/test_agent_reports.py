@@ -1,11 +1,13 @@
 """What heartbeats say: a broker rebuilds all it needs from them."""
 
+import time
+
 import pytest
 
 from broker.bus.base import Timeout
 from broker.engine_model.decode_meter import DECODE_S_MIN
 from broker.wire.codec import MESSAGE_BYTES_MAX, encode
-from broker.wire.messages import Answer, Attempt, Heartbeat, Job, Kind, Outcome, Usage
+from broker.wire.messages import Answer, Attempt, FirstToken, Heartbeat, Job, Kind, Outcome, Usage
 from broker.wire.prefix import pack_hashes, unpack_hashes
 from tests.agents import ScriptedEngine, Stage, a_config, an_agent, an_answer
 from tests.builders import LANE, a_job, an_attempt
@@ -261,3 +263,21 @@ def _fill(agent: Agent, slots: int, *, unacknowledged: int, confirmed: int) -> N
         agent.ledger.end(running, finished)
     for _ in range(slots):
         accept()
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+async def test_a_clock_that_is_set_changes_no_length_of_time(step_s: float) -> None:
+    """How long a job ran is what the broker's estimates learn from: one hour would spoil them."""
+    engine = ScriptedEngine()
+    async with an_agent(engine=engine) as stage:
+        await stage.dispatch(a_job())
+        await until(lambda: bool(engine.running))
+        for part in (stage.agent, stage.agent._attempts, stage.agent._supervisor):
+            part._now_s = lambda: time.time() + step_s
+        engine.say("job-1", Chunk(output_tokens=1))
+        await stage.until(lambda: any(isinstance(note, FirstToken) for note in stage.notes))
+        engine.say("job-1", an_answer())
+        finished = await stage.end_of("job-1")
+        (first,) = [note for note in stage.notes if isinstance(note, FirstToken)]
+    assert 0 < first.ttft_s <= finished.run_s < 60.0
+    assert finished.ttft_s == first.ttft_s

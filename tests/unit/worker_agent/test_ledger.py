@@ -61,6 +61,7 @@ def test_the_engines_count_replaces_the_prediction() -> None:
     running = accept(ledger, "a")
     running.cached_tokens = 0
     running.first_token_at_s = 1001.5
+    running.first_token_tick_s = running.accepted_tick_s + 1.5
     (listed,) = ledger.inflight()
     assert (listed.cached_tokens, listed.prefilled) == (0, True)
     assert running.ttft_s == 1.5
