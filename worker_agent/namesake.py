@@ -24,6 +24,9 @@ host lost its power, or whose process was stopped, is still known to it and answ
 LEAVING_POLL_S = 0.5
 """How often an agent that is leaving is asked again."""
 
+LEAVING_ASK_S_MAX = 1.0
+"""How long one that said so may take then: a question may meet it on its way out."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -58,7 +61,7 @@ async def require_own_name(
             )
             raise NameTaken(message)
         if not is_told:
-            is_told = True
+            is_told, ask_s_max = True, min(ask_s_max, LEAVING_ASK_S_MAX)
             _log.warning("waiting for the agent of this name to leave", agent=_whose(reply))
         await asyncio.sleep(poll_s)
 

@@ -91,11 +91,15 @@ class OrderDesk:
 
     def take(self, data: bytes) -> WorkReply:
         """Obey or refuse one order."""
+        is_order = True
         try:
-            said = self._obey(codec.decode_order(data))
+            order = codec.decode_order(data)
+            # Epoch 0: another agent of this name asks, before it serves.
+            is_order = not isinstance(order, Probe) or order.epoch > 0
+            said = self._obey(order) if is_order else self._tell_namesake()
         except codec.MalformedMessage as error:
             said = Said(Answer.UNKNOWN, f"not an order: {error}")
-        if said.answer not in (Answer.ACCEPTED, Answer.BUSY):
+        if is_order and said.answer not in (Answer.ACCEPTED, Answer.BUSY):
             _log.info("order refused", answer=said.answer, detail=said.detail)
         return WorkReply(
             answer=said.answer,
@@ -104,10 +108,10 @@ class OrderDesk:
             detail=said.detail[:DETAIL_CHARS_MAX],
         )
 
+    def _tell_namesake(self) -> Said:
+        return Said(Answer.DRAINING if self.is_leaving else Answer.ACCEPTED, own_place())
+
     def _obey(self, order: Order) -> Said:
-        if isinstance(order, Probe) and order.epoch == 0:
-            # Another agent of this name asks, before it serves: no broker's order.
-            return Said(Answer.DRAINING if self.is_leaving else Answer.ACCEPTED, own_place())
         verdict = self._fence.judge(epoch=order.epoch, number=order.number)
         if verdict is Verdict.STALE_EPOCH:
             return STALE
