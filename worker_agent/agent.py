@@ -79,7 +79,7 @@ class Agent:
         self._version = version
         self._names = ModelNames(config.models)
         self._cache = CacheModel(_cache_limits(config))
-        self._kv_events = _make_kv_events(config, engine, self._cache, now_s)
+        self._kv_events = _make_kv_events(config, engine, self._cache)
         self.watch = self._make_watch(engine)
         self._notes = Notes(bus, worker=config.worker, incarnation=self.incarnation)
         self._acks = _make_acks(config, bus, self.ledger)
@@ -355,7 +355,7 @@ class Agent:
     async def _age_cache(self) -> None:
         while True:
             await asyncio.sleep(self.config.cache_refresh_s)
-            self._cache.expire(at_s=self._now_s())
+            self._cache.expire(at_s=time.monotonic())
             for source, seen in self._cache.predictions.items():
                 if seen.requests:
                     _log.info("cache predictions", source=source, **asdict(seen))
@@ -446,9 +446,7 @@ async def _kept_up(duty: Callable[[], Awaitable[None]], *, pause_s: float) -> No
             await asyncio.sleep(pause_s)
 
 
-def _make_kv_events(
-    config: WorkerConfig, engine: Engine, cache: CacheModel, now_s: Callable[[], float]
-) -> "KvEvents | None":
+def _make_kv_events(config: WorkerConfig, engine: Engine, cache: CacheModel) -> "KvEvents | None":
     if not config.kv_events or not isinstance(engine, Tokenizing):
         return None
     from worker_agent.kv_events import KvEvents  # noqa: PLC0415  # It needs an extra, pyzmq.
@@ -458,7 +456,7 @@ def _make_kv_events(
         engine=engine,
         endpoint=config.kv_events,
         replay_endpoint=config.kv_events_replay,
-        now_s=now_s,
+        tick_s=time.monotonic,
         silent_s_max=config.kv_silent_s_max,
         ranks=config.kv_events_ranks,
     )

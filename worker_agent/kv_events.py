@@ -74,7 +74,7 @@ class KvEvents:
         engine: Tokenizing,
         endpoint: str,
         replay_endpoint: str,
-        now_s: Callable[[], float],
+        tick_s: Callable[[], float],
         silent_s_max: float,
         ranks: int = 1,
     ) -> None:
@@ -82,7 +82,7 @@ class KvEvents:
         self._cache = cache
         self._engine = engine
         self._endpoint = endpoint
-        self._now_s = now_s
+        self._tick_s = tick_s
         self._silent_s_max = silent_s_max
         self._ranks = [_Rank(number, self) for number in range(ranks)]
         self._feeds = [
@@ -146,7 +146,7 @@ class KvEvents:
         may_owe = len(self._ranks) == 1 or self._hearing is not Hearing.SILENT
         is_owed = self._owed is not None and may_owe and not self._is_told(self._owed[1])
         if not is_owed and self._cache.is_reported(chain):
-            self._owed = self._now_s(), chain
+            self._owed = self._tick_s(), chain
 
     def resync(self) -> None:
         """Begin anew: the engine restarted."""
@@ -165,7 +165,7 @@ class KvEvents:
             self._turn(self._heard_of_all())
         elif is_only and self._hearing is Hearing.SILENT:
             self._turn(self._heard_of_all())
-        self._cache.heard(batch.events, at_s=self._now_s(), rank=rank)
+        self._cache.heard(batch.events, at_s=self._tick_s(), rank=rank)
         # Of several ranks one may be silent while others go on: what is owed must be told of.
         if is_only or (self._owed is not None and self._is_told(self._owed[1])):
             self._owed = None
@@ -177,7 +177,7 @@ class KvEvents:
         one = self._ranks[rank]
         if one.hearing is not Hearing.NOTHING:
             _log.info("kv events begin anew", whole=whole, rank=rank)
-            self._cache.lost(rank, at_s=self._now_s())
+            self._cache.lost(rank, at_s=self._tick_s())
         one.hearing = Hearing.WHOLE if whole else Hearing.PART
         self._turn(self._heard_of_all())
 
@@ -215,7 +215,7 @@ class KvEvents:
             _log.info("the engine tells no tokens", error=error.detail[:400])
         else:
             self._failures = 0
-            self._cache.learn(tokenized, at_s=self._now_s())
+            self._cache.learn(tokenized, at_s=self._tick_s())
         self._turn(self._hearing)
 
     async def _watch(self) -> None:
@@ -228,7 +228,7 @@ class KvEvents:
         if self._owed is None:
             return False
         since_s, chain = self._owed
-        return self._now_s() - since_s > self._silent_s_max and not self._is_told(chain)
+        return self._tick_s() - since_s > self._silent_s_max and not self._is_told(chain)
 
     def _is_told(self, chain: Sequence[int]) -> bool:
         """Tell whether a prompt's blocks were told of, as far as can be known."""

@@ -140,7 +140,7 @@ class Supervisor:
         chain = _chain(running)
         name = (running.key, running.attempt)
         running.cache_source = self._cache.source
-        self._cache.begin(name, chain, at_s=self._now_s())
+        self._cache.begin(name, chain, at_s=time.monotonic())
         self._gaps.began(name)
         usage: Usage | None = None
         try:
@@ -149,7 +149,7 @@ class Supervisor:
         finally:
             self._gaps.ended(name, at_s=asyncio.get_running_loop().time())
             cached_tokens = running.cached_tokens if usage is not None else None
-            self._cache.end(name, at_s=self._now_s(), usage=usage, cached_tokens=cached_tokens)
+            self._cache.end(name, at_s=time.monotonic(), usage=usage, cached_tokens=cached_tokens)
         return answer
 
     async def _ask(
@@ -190,7 +190,7 @@ class Supervisor:
     async def _first_token(self, name: _Name, running: Running, chain: Sequence[int]) -> None:
         running.first_token_at_s = self._now_s()
         running.first_token_tick_s = time.monotonic()
-        self._cache.prefilled(name, at_s=running.first_token_at_s)
+        self._cache.prefilled(name, at_s=running.first_token_tick_s)
         if self._kv_events is not None:
             self._kv_events.prefilled(chain)
         await self._notes.first_token(running)

@@ -281,3 +281,17 @@ async def test_a_clock_that_is_set_changes_no_length_of_time(step_s: float) -> N
         (first,) = [note for note in stage.notes if isinstance(note, FirstToken)]
     assert 0 < first.ttft_s <= finished.run_s < 60.0
     assert finished.ttft_s == first.ttft_s
+
+
+async def test_a_clock_that_is_set_takes_no_credit_for_the_cache() -> None:
+    """A block that was used this minute is young, whatever the hour is said to be."""
+    engine = ScriptedEngine()
+    async with an_agent(engine=engine, cache_refresh_s=0.01) as stage:
+        await run(stage, engine, a_long_job())
+        await stage.until(lambda: bool(told(stage.beats)))
+        for part in (stage.agent, stage.agent._supervisor):
+            part._now_s = lambda: time.time() + 1e6
+        heard = len(stage.beats)
+        await stage.until(lambda: len(stage.beats) > heard + 3)
+        summaries = [beat.summary for beat in stage.beats if beat.summary is not None]
+        assert not any(unpack_hashes(one.removed) for one in summaries)
