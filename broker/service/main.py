@@ -3,8 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -17,7 +16,6 @@ from broker.bus import logs
 from broker.bus import nats as nats_bus
 from broker.bus.base import BucketSpec, Bus, BusError, NoStream, Timeout
 from broker.bus.nats_wire import Credentials
-from broker.disk.folder_lock import FolderTaken, held
 from broker.service.clock import WallClock
 from broker.service.config import Config, ConfigError, load
 from broker.service.decision_log import DecisionLog
@@ -35,6 +33,7 @@ from broker.service.queues import models_of
 from broker.service.recovery import NOT_YET
 from broker.service.reload import declare, merged, offer
 from broker.service.retiring import with_offered
+from broker.service.state_folder import StateTaken, own_state
 from broker.service.status import Health, PageUnavailable, StatusServer
 from broker.service.views import Snapshots
 from broker.service.watchdogs import Watchdogs, cut, differing, either, full, lacking, risen, slow
@@ -60,10 +59,6 @@ Reread = Callable[[], Config]
 
 OpenBus = Callable[[Config], Awaitable[Bus]]
 """Opens the broker's connection."""
-
-
-class StateTaken(Exception):
-    """Another broker has this one's state_dir."""
 
 
 class Broker:
@@ -273,31 +268,8 @@ async def serve(
     SIGHUP takes what `reread` returns; a mistake in it is told in the log and changes nothing.
     Raises StateTaken at once when another broker has its state_dir.
     """
-    with _own_state(config):
+    with own_state(config.broker):
         await _serve(config, reread or (lambda: config), open_bus or connect)
-
-
-@contextmanager
-def _own_state(config: Config) -> Generator[None]:
-    """Keep other brokers out of the decision log's folder: two would rotate it under each other.
-
-    A folder that can't be locked can't be written, as on a full disk, and the log says that itself:
-    no job depends on it.
-    """
-    folder = Path(config.broker.state_dir)
-    with ExitStack() as stack:
-        if config.broker.decision_log_bytes_max:
-            try:
-                stack.enter_context(held(folder))
-            except FolderTaken as error:
-                message = (
-                    f"state_dir {folder} is in use by another broker ({error.holder}): end that"
-                    " one, or give this one a broker.state_dir of its own (--state-dir)"
-                )
-                raise StateTaken(message) from error
-            except OSError as error:
-                _log.warning("broker.state_not_locked", folder=str(folder), error=str(error))
-        yield
 
 
 async def _serve(config: Config, reread: Reread, open_bus: OpenBus) -> None:

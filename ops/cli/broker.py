@@ -42,12 +42,13 @@ def broker(
         state_dir: Instead of broker.state_dir; no two brokers may share one.
     """
     from broker.service import main
+    from broker.service.state_folder import StateTaken
 
     path = config or _default_file()
     reread = partial(_configured, path, name=name, http_port=http_port, state_dir=state_dir)
     try:
         main.run(reread(), reread=reread)
-    except main.StateTaken as error:
+    except StateTaken as error:
         raise CommandError(str(error)) from error
 
 

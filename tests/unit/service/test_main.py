@@ -21,6 +21,7 @@ from broker.service.election import leader_now
 from broker.service.main import Broker, Reread, main, run, serve
 from broker.service.metrics import Metrics
 from broker.service.offer import publish_offers
+from broker.service.state_folder import StateTaken
 from broker.wire.codec import decode
 from broker.wire.messages import LaneOffer
 from broker.wire.subjects import CONFIG_BUCKET, lane_offer_key
@@ -134,7 +135,7 @@ async def test_a_second_broker_of_one_state_dir_refuses_at_once(tmp_path: Path) 
     await process.leads()
     second = Process(quick(tmp_path, decision_log_bytes_max=1000, name="b2"))
     told = rf"{tmp_path} is in use by another broker \(process {os.getpid()} on .*--state-dir"
-    with pytest.raises(module.StateTaken, match=told):
+    with pytest.raises(StateTaken, match=told):
         await second.ends()
     assert await leader_now(process.server) is not None
     terminate()
