@@ -4,6 +4,7 @@ import asyncio
 
 import aiohttp
 import orjson
+import pytest
 
 from broker.bus.nats import NatsBus
 from broker.wire import subjects
@@ -52,6 +53,7 @@ async def test_a_day_of_an_operator(start_cluster: StartCluster) -> None:
     await _drain(cluster, bus)
 
 
+@pytest.mark.timeout(120)
 async def test_a_killed_worker_is_still_told_of(start_cluster: StartCluster) -> None:
     """Who looks after it is gone sees that it was lost, when, and that its job runs elsewhere."""
     cluster, bus = await start_cluster()

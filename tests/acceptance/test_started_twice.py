@@ -16,6 +16,7 @@ LANE = "online"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
 
+@pytest.mark.timeout(150)
 async def test_a_second_broker_of_one_state_dir_says_who_has_it(
     start_cluster: StartCluster,
 ) -> None:
@@ -42,6 +43,7 @@ async def test_a_second_broker_of_one_state_dir_says_who_has_it(
     all_completed(await audit.records(LANE), [ticket.job_id for ticket in tickets])
 
 
+@pytest.mark.timeout(150)
 async def test_a_second_worker_of_one_name_lets_the_first_live(start_cluster: StartCluster) -> None:
     """It says who has the name, as often as a supervisor starts it, and no stream is broken off.
     Once the first is leaving, it waits, and serves after it.
