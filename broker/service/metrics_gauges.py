@@ -159,6 +159,10 @@ def _rows(lanes: list[LaneView]) -> Iterator[Metric]:
         ("row_borrowed_jobs", "Of other rows' seats, used here.", lambda row: row.borrowed_jobs),
         ("row_inflight_tokens", "Weighted tokens leased.", lambda row: row.inflight_tokens),
         ("row_limit_tokens", "Bound of row_inflight_tokens.", lambda row: row.inflight_tokens_max),
+        ("row_queued_jobs", "Online jobs that wait under a row that bounds them.", _row_queued),
+        ("row_limit_queued_jobs", "Bound of row_queued_jobs.", lambda row: row.queued_jobs_max),
+        ("row_bucket_tokens", "Weighted tokens that may be started at once.", _bucket),
+        ("row_limit_tokens_per_minute", "What fills the bucket.", lambda row: row.tokens_per_min),
         ("row_result_bytes", "Results that stand, and to come.", _result_bytes),
         ("row_limit_result_bytes", "Bound of row_result_bytes.", lambda row: row.result_bytes_max),
     )
@@ -170,6 +174,14 @@ def _rows(lanes: list[LaneView]) -> Iterator[Metric]:
                 if amount is not None:
                     family.add_metric((row.row,), amount)
             yield family
+
+
+def _row_queued(row: RowView) -> float | None:
+    return None if row.queued_jobs_max is None else row.queued_jobs
+
+
+def _bucket(row: RowView) -> float | None:
+    return None if row.tokens_per_min is None else row.bucket_tokens
 
 
 def _result_bytes(row: RowView) -> float | None:

@@ -177,6 +177,10 @@ def _row(row: mind.RowView) -> RowView:
         borrowed_jobs=row.borrowed_jobs,
         inflight_tokens=row.inflight_tokens,
         inflight_tokens_max=row.inflight_tokens_max,
+        queued_jobs=row.queued_jobs,
+        queued_jobs_max=row.queued_jobs_max,
+        bucket_tokens=row.bucket_tokens,
+        tokens_per_min=row.tokens_per_min,
         result_bytes=row.result_bytes,
         result_bytes_max=row.result_bytes_max,
     )

@@ -30,7 +30,8 @@ POLICY = Policy(
     quotas=(
         QuotaRow(lane="acme", inflight_jobs_max=2, ceiling_ratio=2.0),
         QuotaRow(lane="beta", inflight_jobs_max=3, lendable_share=1.0),
-        QuotaRow(band=2, inflight_tokens_max=2000),
+        QuotaRow(band=2, inflight_tokens_max=2000, queued_jobs_max=1000),
+        QuotaRow(band=1, tokens_per_min=100_000),
     ),
 )
 
@@ -129,6 +130,12 @@ async def test_metrics_equal_state(seed: int) -> None:
     assert [rows[f"lane={lane}",] for lane in LANES] == [by_lane[lane] for lane in LANES]
     tokens = sum(one.cost_tokens for one in leases if one.job.band == 2)
     assert told["inferlane_row_inflight_tokens"]["band=2",] == tokens
+    waits = sum(job.band == 2 for job in waiting)
+    assert _above_0(told["inferlane_row_queued_jobs"]) == ({("band=2",): waits} if waits else {})
+    assert told["inferlane_row_limit_queued_jobs"] == {("band=2",): 1000}
+    (bucket,) = (one.bucket_tokens for one in scheduler.views.rows() if one.name == "band=1")
+    assert told["inferlane_row_bucket_tokens"] == {("band=1",): bucket}
+    assert told["inferlane_row_limit_tokens_per_minute"] == {("band=1",): 100_000}
     lent, borrowed = (told[f"inferlane_row_{kind}_jobs"].values() for kind in ("lent", "borrowed"))
     assert sum(lent) == sum(borrowed)
     assert _above_0(told["inferlane_worker_inflight_jobs"]) == dict(
