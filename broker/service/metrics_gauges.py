@@ -48,6 +48,8 @@ def _status(status: StatusView) -> Iterator[Metric]:
         ("held_bytes", "Bodies of the held jobs, in memory.", status.held_bytes),
         ("held_bytes_limit", "Bound of held_bytes.", status.held_bytes_max),
         ("inflight_jobs", "Jobs leased to workers.", status.inflight_jobs),
+        ("prefix_index_entries", "Pairs of block and worker it keeps.", status.index_entries),
+        ("prefix_index_limit_entries", "Bound of these.", status.index_entries_max),
     )
     for name, text, value in gauges:
         yield GaugeMetricFamily(f"inferlane_{name}", text, value=value)
@@ -201,6 +203,7 @@ def _workers(workers: list[WorkerView]) -> Iterator[Metric]:
         ("kv_tokens", "KV cache its jobs take when they end.", lambda one: one.kv_tokens),
         ("kv_limit_tokens", "Its KV cache; 0: not known.", lambda one: one.kv_tokens_max),
         ("cached_token_ratio", "Share of prompt tokens from its cache.", _cached),
+        ("trust", "What its credit for cached prefixes counts; 1: as predicted.", _trust),
         ("signal_age_seconds", "Since its last heartbeat.", lambda one: one.signal_age_s),
     )
     for name, text, value in gauges:
@@ -227,6 +230,10 @@ def _notice(worker: WorkerView) -> float:
 
 def _openings(worker: WorkerView) -> float:
     return worker.breaker_openings
+
+
+def _trust(worker: WorkerView) -> float:
+    return worker.trust
 
 
 def _cached(worker: WorkerView) -> float:

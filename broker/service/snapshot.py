@@ -44,6 +44,9 @@ class StatusView(Struct, frozen=True, kw_only=True):
     held_bytes: int
     inflight_jobs: int
     held_bytes_max: int = 0
+    index_entries: int = 0
+    """Pairs (block, worker) in the prefix index; at its bound caches hold more than is known."""
+    index_entries_max: int = 0
     pools: tuple["PoolView", ...] = ()
     watches: tuple[WatchView, ...] = ()
 
@@ -146,6 +149,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     decode_tokens_s: float
     cached_token_ratio: float
     """Share of the prompt tokens of its finished jobs that came from its cache."""
+    trust: float = 1.0
+    """By how much its credit for cached prefixes counts: as its engine found what was predicted."""
     signal_age_s: float
     """Since its last heartbeat."""
     incarnation: int

@@ -68,6 +68,8 @@ class Snapshots:
             held_bytes=shelf.held_bytes if shelf is not None else 0,
             inflight_jobs=inflight,
             held_bytes_max=self._config.broker.held_bytes_max,
+            index_entries=leadership.scheduler.views.index_entries if leadership else 0,
+            index_entries_max=self._config.policy.routing.index_entries_max,
             pools=tuple(map(_pool, leadership.scheduler.views.pools())) if leadership else (),
             watches=self._watches(),
         )
@@ -202,6 +204,7 @@ def _worker(worker: mind.WorkerView, learned: Learned, *, notice: str) -> Worker
         prefill_tokens_s=worker.prefill_tokens_s,
         decode_tokens_s=worker.decode_tokens_s,
         cached_token_ratio=learned.cached_token_ratio(worker.worker),
+        trust=worker.trust,
         signal_age_s=worker.signal_age_s,
         incarnation=worker.incarnation,
         breaker=worker.breaker,

@@ -16,6 +16,7 @@ from broker.service.learned import Learned
 from broker.service.metrics import Metrics
 from broker.service.views import Snapshots
 from broker.wire.messages import Reason
+from tests.unit.core.least_loaded import LeastLoadedRouter
 from tests.unit.core.world import MODELS, World
 
 if TYPE_CHECKING:
@@ -105,6 +106,11 @@ async def test_metrics_equal_state(seed: int) -> None:
     """Queues, rows, workers and the broker's own sums, against leases and jobs in line."""
     world = a_life(seed)
     scheduler = world.scheduler
+    mind = scheduler._mind
+    assert isinstance(world.router, LeastLoadedRouter)
+    world.router.index_entries_count = 7 + seed
+    for number, worker in enumerate(mind.fleet.workers.values()):
+        worker.trust = 0.5 + number / 10
     snapshots = Snapshots(
         Config(policy=POLICY, broker=BrokerConfig()), Learned(), now=lambda: world.at_s
     )
@@ -136,6 +142,12 @@ async def test_metrics_equal_state(seed: int) -> None:
     (bucket,) = (one.bucket_tokens for one in scheduler.views.rows() if one.name == "band=1")
     assert told["inferlane_row_bucket_tokens"] == {("band=1",): bucket}
     assert told["inferlane_row_limit_tokens_per_minute"] == {("band=1",): 100_000}
+    index_entries_max = POLICY.routing.index_entries_max
+    assert told["inferlane_prefix_index_entries"] == {(): 7 + seed}
+    assert told["inferlane_prefix_index_limit_entries"] == {(): index_entries_max}
+    assert told["inferlane_worker_trust"] == {
+        (name,): worker.trust for name, worker in mind.fleet.workers.items()
+    }
     lent, borrowed = (told[f"inferlane_row_{kind}_jobs"].values() for kind in ("lent", "borrowed"))
     assert sum(lent) == sum(borrowed)
     assert _above_0(told["inferlane_worker_inflight_jobs"]) == dict(
