@@ -5,6 +5,8 @@ Batch is bounded by its stream; what is submitted while online jobs wait too lon
 `queue_full` too (`pressure`). A deadline that would pass while the job waits is told at once.
 """
 
+from collections.abc import Callable
+
 from broker.core.blame import is_ended
 from broker.core.decisions import DeadLetter, Expire, Reject
 from broker.core.estimates import Estimates
@@ -12,7 +14,7 @@ from broker.core.events import JobSpec
 from broker.core.mind import Mind
 from broker.core.policy import LanePolicy
 from broker.core.pressure import is_refusing
-from broker.core.queues import Queue, Waiting
+from broker.core.queues import Pool, Queue, Waiting
 from broker.core.quotas import (
     jobs_refusal,
     never_fits,
@@ -43,9 +45,11 @@ PAUSED_RETRY_AFTER_S = 30.0
 class Door:
     """Lets jobs in, or says why not."""
 
-    def __init__(self, mind: Mind, estimates: Estimates) -> None:
+    def __init__(self, mind: Mind, estimates: Estimates, settle: Callable[[], None]) -> None:
+        """Open the door. `settle` sends off those that were let in before, if they may go."""
         self._mind = mind
         self._estimates = estimates
+        self._settle = settle
         self._lanes: dict[str, LanePolicy] = {}
         self.reconfigured()
 
@@ -121,7 +125,12 @@ class Door:
         if full is None and job.deadline_at_s is None:
             return None
         if self._may_start(job, queue, work_tokens):
-            return None
+            if not self._is_contended(queue.pool, is_full=full is not None):
+                return None
+            self._settle()
+            full = queue_refusal(queue.rows)
+            if self._may_start(job, queue, work_tokens):
+                return None
         if full is not None:
             after_s = self._estimates.retry_after_s(queue)
             return _refused(job, Reason.QUEUE_FULL, full, retry_after_s=after_s)
@@ -142,7 +151,8 @@ class Door:
         """Say whether a job would wait until its time is over; without workers nobody knows."""
         if job.deadline_at_s is None or not queue.pool.slots:
             return None
-        position = queue.position_at(self._mind.queues.due_at_s(job, queue))
+        due_at_s = self._mind.queues.due_at_s(job, queue)
+        position = queue.position_of(job, due_at_s=due_at_s)
         wait_s = self._estimates.wait_s(queue, position=position, job=job)
         left_s = job.deadline_at_s - self._mind.at_s
         if wait_s <= left_s:
@@ -157,9 +167,20 @@ class Door:
             return None
         return _refused(job, Reason.QUOTA_EXCEEDED, never, retry_after_s=RETRY_AFTER_S_MAX)
 
+    def _is_contended(self, pool: Pool, *, is_full: bool) -> bool:
+        """Say whether the room may be gone to those that came with a job, and are not sent yet.
+
+        With a full queue any of them may take the last of it, by whatever a worker lacks next.
+        """
+        free_slots = 1 if is_full else max(1, pool.slots - pool.busy_slots)
+        return len(self._mind.arrivals) >= free_slots
+
     def _may_start(self, job: JobSpec, queue: Queue, work_tokens: float) -> bool:
         """Say whether the job need not wait: then a full queue is no reason."""
         mind = self._mind
+        floor_share = mind.policy.pressure.online_floor_share
+        if not mind.link_up or queue.pool.keeps_from(job.band, floor_share):
+            return False
         if jobs_refusal(queue.rows) or refusal(queue.rows, job, work_tokens, at_s=mind.at_s):
             return False
         output_tokens = mind.costs.expected_output_tokens(job)

@@ -64,12 +64,17 @@ class CacheAwareRouter:
 
     @property
     def index(self) -> PrefixIndex:
-        """Which worker holds which prefix; for metrics."""
+        """Which worker holds which prefix."""
         return self._index
 
     @property
+    def index_entries_count(self) -> int:
+        """Pairs (block, worker) that are kept, those of lost caches included until cleared."""
+        return self._index.entries_count
+
+    @property
     def scored_count(self) -> int:
-        """Candidates scored so far; for metrics."""
+        """Candidates scored so far: what decisions cost."""
         return self._chooser.scored_count
 
     # ---- decisions -----------------------------------------------------------------------------

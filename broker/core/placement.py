@@ -35,6 +35,11 @@ class Placement(Struct, frozen=True):
 class Router(Protocol):
     """What the scheduler calls. A change of worker state is told after it was made."""
 
+    @property
+    def index_entries_count(self) -> int:
+        """Pairs (block, worker) that are kept, those of lost caches included until cleared."""
+        ...
+
     def place(
         self,
         job: JobSpec,

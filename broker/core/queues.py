@@ -125,9 +125,10 @@ class Queue:
         """List lines of fresh batch that have their turn next."""
         return [] if self.flows is None else self.flows.others(slack_tokens=slack_tokens)
 
-    def position_at(self, due_at_s: float) -> int:
-        """Count the jobs in line before one whose wait must be over then."""
-        return bisect_left(self.fresh, (due_at_s,)) + bisect_left(self.aged, (due_at_s,))
+    def position_of(self, job: JobSpec, *, due_at_s: float) -> int:
+        """Count the jobs in line before one that came now, whose wait must be over then."""
+        place = (due_at_s, job.stream_sequence, job.key)
+        return bisect_left(self.fresh, place) + bisect_left(self.aged, place)
 
     @property
     def oldest_enqueued_at_s(self) -> float | None:

@@ -25,6 +25,11 @@ class RoundRobinRouter:
         self._policy = policy
         self._roster = Roster(policy, by_load=False)
 
+    @property
+    def index_entries_count(self) -> int:
+        """None: no cache is known."""
+        return 0
+
     def place(
         self,
         job: JobSpec,

@@ -5,6 +5,7 @@ not depend on how many jobs wait or how many workers there are, but on how many 
 """
 
 import random
+from functools import partial
 from itertools import islice
 
 from broker.core.admission import Door
@@ -69,7 +70,7 @@ class Scheduler:
     def __init__(self, policy: Policy, *, epoch: int, router: Router, rng: random.Random) -> None:
         mind = self._mind = Mind(policy, epoch=epoch, router=router, rng=rng)
         self._estimates = Estimates(mind)
-        self._door = Door(mind, self._estimates)
+        self._door = Door(mind, self._estimates, partial(self._settle, STEP_DISPATCHES_MAX))
         self._pressure = Pressure(mind, self._estimates)
         self._windows = Windows(mind, self._estimates)
         self._gate = Gate(mind)

@@ -185,6 +185,11 @@ class Views:
         """Show each model's pool."""
         return tuple(self._pool(pool) for pool in self._mind.queues.pools.values())
 
+    @property
+    def index_entries(self) -> int:
+        """Tell how many pairs (block, worker) the prefix index holds."""
+        return self._mind.router.index_entries_count
+
     def claims(self) -> tuple[ClaimView, ...]:
         """Show for whom room is kept, one job of each model at most."""
         claims = self._mind.claims

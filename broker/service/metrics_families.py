@@ -49,9 +49,11 @@ class Jobs(FamilyGroup):
         )
         self.held_by = CounterFamily(
             "inferlane_dispatches_held",
-            "Dispatches by what held the job before: nothing, quota (a row), room (no worker had"
-            " any), affinity (it waited for the worker with its prefix), order (others first),"
-            " back_off (a retry), no_workers, breaker (all that serve it had failed), start.",
+            "Dispatches by what held the job before: nothing, quota (a row), floor (slots kept for"
+            " people), pressure (people wait too long), room (no worker had any), affinity (it"
+            " waited for the worker with its prefix), batch_share (workers with room hold people's"
+            " prefixes), order (others first), back_off (a retry), no_workers, breaker (all that"
+            " serve it had failed), start.",
             ("held_by",),
         )
         self.ended = CounterFamily(

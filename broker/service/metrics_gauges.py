@@ -48,6 +48,8 @@ def _status(status: StatusView) -> Iterator[Metric]:
         ("held_bytes", "Bodies of the held jobs, in memory.", status.held_bytes),
         ("held_bytes_limit", "Bound of held_bytes.", status.held_bytes_max),
         ("inflight_jobs", "Jobs leased to workers.", status.inflight_jobs),
+        ("prefix_index_entries", "Pairs of block and worker it keeps.", status.index_entries),
+        ("prefix_index_limit_entries", "Bound of these.", status.index_entries_max),
     )
     for name, text, value in gauges:
         yield GaugeMetricFamily(f"inferlane_{name}", text, value=value)
@@ -159,6 +161,10 @@ def _rows(lanes: list[LaneView]) -> Iterator[Metric]:
         ("row_borrowed_jobs", "Of other rows' seats, used here.", lambda row: row.borrowed_jobs),
         ("row_inflight_tokens", "Weighted tokens leased.", lambda row: row.inflight_tokens),
         ("row_limit_tokens", "Bound of row_inflight_tokens.", lambda row: row.inflight_tokens_max),
+        ("row_queued_jobs", "Online jobs that wait under a row that bounds them.", _row_queued),
+        ("row_limit_queued_jobs", "Bound of row_queued_jobs.", lambda row: row.queued_jobs_max),
+        ("row_bucket_tokens", "Weighted tokens that may be started at once.", _bucket),
+        ("row_limit_tokens_per_minute", "What fills the bucket.", lambda row: row.tokens_per_min),
         ("row_result_bytes", "Results that stand, and to come.", _result_bytes),
         ("row_limit_result_bytes", "Bound of row_result_bytes.", lambda row: row.result_bytes_max),
     )
@@ -170,6 +176,14 @@ def _rows(lanes: list[LaneView]) -> Iterator[Metric]:
                 if amount is not None:
                     family.add_metric((row.row,), amount)
             yield family
+
+
+def _row_queued(row: RowView) -> float | None:
+    return None if row.queued_jobs_max is None else row.queued_jobs
+
+
+def _bucket(row: RowView) -> float | None:
+    return None if row.tokens_per_min is None else row.bucket_tokens
 
 
 def _result_bytes(row: RowView) -> float | None:
@@ -189,6 +203,7 @@ def _workers(workers: list[WorkerView]) -> Iterator[Metric]:
         ("kv_tokens", "KV cache its jobs take when they end.", lambda one: one.kv_tokens),
         ("kv_limit_tokens", "Its KV cache; 0: not known.", lambda one: one.kv_tokens_max),
         ("cached_token_ratio", "Share of prompt tokens from its cache.", _cached),
+        ("trust", "What its credit for cached prefixes counts; 1: as predicted.", _trust),
         ("signal_age_seconds", "Since its last heartbeat.", lambda one: one.signal_age_s),
     )
     for name, text, value in gauges:
@@ -215,6 +230,10 @@ def _notice(worker: WorkerView) -> float:
 
 def _openings(worker: WorkerView) -> float:
     return worker.breaker_openings
+
+
+def _trust(worker: WorkerView) -> float:
+    return worker.trust
 
 
 def _cached(worker: WorkerView) -> float:

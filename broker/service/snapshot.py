@@ -44,6 +44,9 @@ class StatusView(Struct, frozen=True, kw_only=True):
     held_bytes: int
     inflight_jobs: int
     held_bytes_max: int = 0
+    index_entries: int = 0
+    """Pairs (block, worker) in the prefix index; at its bound caches hold more than is known."""
+    index_entries_max: int = 0
     pools: tuple["PoolView", ...] = ()
     watches: tuple[WatchView, ...] = ()
 
@@ -69,7 +72,7 @@ class PoolView(Struct, frozen=True, kw_only=True):
     fairness_bound: float
     """What the gap may be at most."""
     work_tokens: tuple[tuple[int, str, float], ...] = ()
-    """Weighted tokens dispatched, by band and by right (`priority`, `share`, `aged`)."""
+    """Weighted tokens dispatched, by band and by right (`priority`, `share`, `aged`, `claim`)."""
     wait_errors: tuple[tuple[int, float, int], ...] = ()
     """By band: by which share of the wait estimates of waits over 5 s are off (median of the
     latest), and how many such waits there were."""
@@ -103,6 +106,13 @@ class RowView(Struct, frozen=True, kw_only=True):
     """Of those in flight, beyond what it may have, with seats of other rows."""
     inflight_tokens: float = 0.0
     inflight_tokens_max: int | None = None
+    queued_jobs: int = 0
+    """Online jobs that wait under it."""
+    queued_jobs_max: int | None = None
+    bucket_tokens: float = 0.0
+    """What may be started at once of `tokens_per_min`; below 0 after a job that cost more than was
+    expected."""
+    tokens_per_min: int | None = None
     result_bytes: float = 0.0
     """Of the lane's results, with those to come of the jobs in flight."""
     result_bytes_max: int | None = None
@@ -139,6 +149,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     decode_tokens_s: float
     cached_token_ratio: float
     """Share of the prompt tokens of its finished jobs that came from its cache."""
+    trust: float = 1.0
+    """By how much its credit for cached prefixes counts: as its engine found what was predicted."""
     signal_age_s: float
     """Since its last heartbeat."""
     incarnation: int

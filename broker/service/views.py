@@ -72,6 +72,8 @@ class Snapshots:
             held_bytes=shelf.held_bytes if shelf is not None else 0,
             inflight_jobs=inflight,
             held_bytes_max=self._config.broker.held_bytes_max,
+            index_entries=leadership.scheduler.views.index_entries if leadership else 0,
+            index_entries_max=self._config.policy.routing.index_entries_max,
             pools=tuple(map(_pool, leadership.scheduler.views.pools())) if leadership else (),
             watches=self._watches(),
         )
@@ -203,6 +205,10 @@ def _row(row: mind.RowView) -> RowView:
         borrowed_jobs=row.borrowed_jobs,
         inflight_tokens=row.inflight_tokens,
         inflight_tokens_max=row.inflight_tokens_max,
+        queued_jobs=row.queued_jobs,
+        queued_jobs_max=row.queued_jobs_max,
+        bucket_tokens=row.bucket_tokens,
+        tokens_per_min=row.tokens_per_min,
         result_bytes=row.result_bytes,
         result_bytes_max=row.result_bytes_max,
     )
@@ -224,6 +230,7 @@ def _worker(worker: mind.WorkerView, learned: Learned, *, notice: str) -> Worker
         prefill_tokens_s=worker.prefill_tokens_s,
         decode_tokens_s=worker.decode_tokens_s,
         cached_token_ratio=learned.cached_token_ratio(worker.worker),
+        trust=worker.trust,
         signal_age_s=worker.signal_age_s,
         incarnation=worker.incarnation,
         breaker=worker.breaker,

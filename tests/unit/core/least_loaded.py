@@ -29,6 +29,8 @@ class LeastLoadedRouter:
         self.told: dict[str, tuple[object, ...]] = {}
         """Each worker as it was last told: a router that keeps what it heard must not be behind."""
 
+    index_entries_count = 0
+
     def place(
         self,
         job: JobSpec,

@@ -6,7 +6,13 @@ import pytest
 from msgspec import structs
 
 from broker.core.decisions import DeadLetter, Decision, Dispatch, Expire, Queued, Reject
-from broker.core.events import DispatchAllowed, PolicyChanged
+from broker.core.events import (
+    DispatchAllowed,
+    JobHeld,
+    JobSpec,
+    LinkChanged,
+    PolicyChanged,
+)
 from broker.core.policy import LanePolicy, QuotaRow
 from broker.wire.messages import Failure, Reason
 from tests.builders import an_attempt
@@ -158,6 +164,83 @@ def test_a_full_queue_refuses_who_would_wait_for_its_quota() -> None:
     tokens.join("w1")
     tokens.hold(a_spec("j1"))
     assert the_reject(tokens.hold(a_spec("j2"))).reason is Reason.QUEUE_FULL
+
+
+def hold_together(cluster: Cluster, *specs: JobSpec) -> list[Decision]:
+    """Pull jobs that are settled as one, as the service does with all that comes in a moment."""
+    decisions: list[Decision] = []
+    for spec in specs:
+        decisions += cluster.scheduler.step(JobHeld(cluster.at_s, spec), settles=False)
+    return decisions + cluster.scheduler.settle()
+
+
+@pytest.mark.parametrize(("slots", "queued_jobs_max"), [(1, 2), (4, 0), (4, 2)])
+def test_jobs_of_one_moment_do_not_all_pass_a_full_queue_for_one_free_slot(
+    slots: int, queued_jobs_max: int
+) -> None:
+    """As many are let in as start or may wait; each of them saw the slots free."""
+    cluster = Cluster(a_policy(QuotaRow(queued_jobs_max=queued_jobs_max)))
+    cluster.join("w1", slots=slots)
+    decisions = hold_together(cluster, *(a_spec(f"j{n}", stream_sequence=n + 1) for n in range(50)))
+    assert len(of(Dispatch, decisions)) == slots
+    assert len(of(Queued, decisions)) == queued_jobs_max
+    assert {one.reason for one in of(Reject, decisions)} == {Reason.QUEUE_FULL}
+    check_sums(cluster.scheduler)
+
+
+def test_jobs_of_one_moment_are_told_that_their_deadlines_cannot_be_met() -> None:
+    """One free slot is no reason to let fifty wait for it until they expire."""
+    cluster = Cluster()
+    cluster.join("w1", slots=1)
+    for _ in range(20):
+        dispatch = only(Dispatch, cluster.hold(a_spec("warm")))
+        cluster.wait(10.0)
+        cluster.end(dispatch, run_s=10.0)
+    specs = [
+        a_spec(f"j{n}", enqueued_at_s=cluster.at_s, deadline_at_s=cluster.at_s + 7.0 + n / 1000)
+        for n in range(50)
+    ]
+    decisions = hold_together(cluster, *specs)
+    assert len(of(Dispatch, decisions)) == 1
+    assert of(Queued, decisions) == []
+    assert {one.reason for one in of(Reject, decisions)} == {Reason.DEADLINE_INFEASIBLE}
+
+
+def test_jobs_with_one_deadline_stand_behind_each_other() -> None:
+    """Who comes later goes later: not all of those that want an answer by noon can be first."""
+    cluster = Cluster()
+    cluster.join("w1", slots=1)
+    for _ in range(20):
+        dispatch = only(Dispatch, cluster.hold(a_spec("warm")))
+        cluster.wait(10.0)
+        cluster.end(dispatch, run_s=10.0)
+    decisions = cluster.hold_many(50, deadline_at_s=cluster.at_s + 25.0)
+    assert len(of(Dispatch, decisions)) == 1
+    assert 1 <= len(of(Queued, decisions)) <= 3
+    assert {one.reason for one in of(Reject, decisions)} == {Reason.DEADLINE_INFEASIBLE}
+
+
+def test_a_slot_that_is_kept_for_people_lets_nobody_else_past_a_full_queue() -> None:
+    """Standard jobs don't get the floor while people's jobs run: they would wait, without bound."""
+    cluster = Cluster(a_policy(QuotaRow(band=2, queued_jobs_max=2)))
+    cluster.join("w1", slots=4)
+    cluster.hold_many(3, band=1, prefix="p")
+    assert len(of(Dispatch, cluster.decisions)) == 3
+    decisions = cluster.hold_many(50)
+    assert keys(Queued, decisions) == ["acme.j0", "acme.j1"]
+    assert {one.reason for one in of(Reject, decisions)} == {Reason.QUEUE_FULL}
+    assert len(of(Reject, decisions)) == 48
+    assert keys(Dispatch, cluster.hold(a_spec("person", band=1))) == ["acme.person"]
+
+
+def test_nobody_passes_a_full_queue_while_our_link_is_down() -> None:
+    """Nothing can be sent then, however idle the workers are."""
+    cluster = Cluster(a_policy(QuotaRow(queued_jobs_max=2)))
+    cluster.join("w1")
+    cluster.step(LinkChanged(cluster.at_s, up=False))
+    decisions = cluster.hold_many(5)
+    assert len(of(Reject, decisions)) == 3
+    assert len(of(Dispatch, cluster.step(LinkChanged(cluster.at_s, up=True)))) == 2
 
 
 def test_batch_is_never_queue_full() -> None:

@@ -26,6 +26,15 @@ def test_a_restarted_broker_learns_from_a_full_report() -> None:
     assert where(place, SYSTEM) == "w2"
 
 
+def test_what_is_known_of_caches_is_counted() -> None:
+    """A block counts once for each worker that holds it; round robin knows of none."""
+    place = Place(4)
+    place.warm("w1", SYSTEM)
+    place.warm("w2", SYSTEM, ("more", 5))
+    assert place.router.index_entries_count == 30 + 35
+    assert Place(4, policy="round_robin").router.index_entries_count == 0
+
+
 def test_a_gap_calls_for_a_full_report_until_one_comes() -> None:
     """After a lost report every further one asks again; what they say still counts."""
     place = Place(4)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from broker.core.decisions import HeldBy
 from broker.service.metrics import FOUND, UNKNOWN, Metrics
 from broker.service.metrics_gauges import QUEUES_MAX, ROWS_MAX, WORKERS_MAX
 from broker.service.series import SERIES_TOLD
@@ -258,6 +259,12 @@ async def test_every_metric_teaches() -> None:
         assert family.name.startswith("inferlane_")
         assert family.documentation.endswith(".")
         assert not family.name.endswith(("_ms", "_s", "_total"))
+
+
+async def test_all_that_holds_a_job_is_explained() -> None:
+    """Whoever sees a label of the counter finds in its help text what it means."""
+    (held,) = (one for one in a_metrics().collect() if one.name == "inferlane_dispatches_held")
+    assert [one for one in HeldBy if one not in held.documentation] == []
 
 
 async def test_large_scrape_gives_the_loop_its_turn() -> None:

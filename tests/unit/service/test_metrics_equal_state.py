@@ -17,6 +17,7 @@ from broker.service.learned import Learned
 from broker.service.metrics import Metrics
 from broker.service.views import Snapshots
 from broker.wire.messages import Reason
+from tests.unit.core.least_loaded import LeastLoadedRouter
 from tests.unit.core.world import MODELS, World
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ POLICY = Policy(
     quotas=(
         QuotaRow(lane="acme", inflight_jobs_max=2, ceiling_ratio=2.0),
         QuotaRow(lane="beta", inflight_jobs_max=3, lendable_share=1.0),
-        QuotaRow(band=2, inflight_tokens_max=2000),
+        QuotaRow(band=2, inflight_tokens_max=2000, queued_jobs_max=1000),
+        QuotaRow(band=1, tokens_per_min=100_000),
     ),
 )
 
@@ -105,6 +107,11 @@ async def test_metrics_equal_state(seed: int) -> None:
     """Queues, rows, workers and the broker's own sums, against leases and jobs in line."""
     world = a_life(seed)
     scheduler = world.scheduler
+    mind = scheduler._mind
+    assert isinstance(world.router, LeastLoadedRouter)
+    world.router.index_entries_count = 7 + seed
+    for number, worker in enumerate(mind.fleet.workers.values()):
+        worker.trust = 0.5 + number / 10
     snapshots = Snapshots(
         Config(policy=POLICY, broker=BrokerConfig()),
         Learned(),
@@ -133,6 +140,18 @@ async def test_metrics_equal_state(seed: int) -> None:
     assert [rows[f"lane={lane}",] for lane in LANES] == [by_lane[lane] for lane in LANES]
     tokens = sum(one.cost_tokens for one in leases if one.job.band == 2)
     assert told["inferlane_row_inflight_tokens"]["band=2",] == tokens
+    waits = sum(job.band == 2 for job in waiting)
+    assert _above_0(told["inferlane_row_queued_jobs"]) == ({("band=2",): waits} if waits else {})
+    assert told["inferlane_row_limit_queued_jobs"] == {("band=2",): 1000}
+    (bucket,) = (one.bucket_tokens for one in scheduler.views.rows() if one.name == "band=1")
+    assert told["inferlane_row_bucket_tokens"] == {("band=1",): bucket}
+    assert told["inferlane_row_limit_tokens_per_minute"] == {("band=1",): 100_000}
+    index_entries_max = POLICY.routing.index_entries_max
+    assert told["inferlane_prefix_index_entries"] == {(): 7 + seed}
+    assert told["inferlane_prefix_index_limit_entries"] == {(): index_entries_max}
+    assert told["inferlane_worker_trust"] == {
+        (name,): worker.trust for name, worker in mind.fleet.workers.items()
+    }
     lent, borrowed = (told[f"inferlane_row_{kind}_jobs"].values() for kind in ("lent", "borrowed"))
     assert sum(lent) == sum(borrowed)
     assert _above_0(told["inferlane_worker_inflight_jobs"]) == dict(
