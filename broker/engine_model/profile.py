@@ -43,6 +43,12 @@ class Profile:
     decode_s: Curve
     """Seconds that a step adds when it yields tokens, over the share of KV in use (0..1)."""
 
+    def prefill_alone_s(self, tokens: int) -> float:
+        """Return the seconds that so many prompt tokens take where nothing else runs: by steps."""
+        steps, rest = divmod(tokens, self.step_tokens_max)
+        whole_s = steps * self.prefill_s.at(self.step_tokens_max)
+        return whole_s + (self.prefill_s.at(rest) if rest else 0.0)
+
 
 REFERENCE = Profile(
     name="reference",

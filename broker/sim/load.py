@@ -2,11 +2,12 @@
 
 Load = tokens offered a second ÷ round robin's capacity. Its capacity is the tokens a second it
 serves of the same requests, on the same fleet, when all of them are there from the start: nothing
-ever idles for want of work, and batches are as full as memory allows. Tokens are prompt and output
-tokens; the mix is the same in both, so their different costs cancel. A share of time in use would
-not do: an engine that decodes a single request is busy all the time and loaded by a fraction. The
-end of a run, when workers fall idle one by one, is part of both; on a short trace it takes from the
-capacity, so the load is overstated there, never understated.
+ever idles for want of work, and batches are as full as memory allows. Where workers join or go, it
+is the fleet that a run begins with: a change at an instant has no place in a run without arrivals.
+Tokens are prompt and output tokens; the mix is the same in both, so their different costs cancel. A
+share of time in use would not do: an engine that decodes a single request is busy all the time and
+loaded by a fraction. The end of a run, when workers fall idle one by one, is part of both; on a
+short trace it takes from the capacity, so the load is overstated there, never understated.
 
 Sessions wait for their own answers, so they offer no rate of their own: what round robin served
 stands for it, and such a workload can't overload anything. The turns of the longest session follow

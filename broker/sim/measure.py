@@ -113,7 +113,7 @@ class _Tally:
         self.cached_tokens += records.cached_tokens[index]
         self.reruns += records.attempts[index] - 1
         self.prefixes.add(request, records.host[index])
-        alone_s = self._profile.prefill_s.at(request.prompt_tokens)
+        alone_s = self._profile.prefill_alone_s(request.prompt_tokens)
         alone_s += request.output_tokens * self._profile.decode_s.at(0.0)
         speed, jobs = self.speeds.get(request.lane, (0.0, 0))
         self.speeds[request.lane] = (speed + alone_s / max(1e-9, e2e_s), jobs + 1)

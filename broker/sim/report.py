@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from broker.sim.contestants import Contestant
 from broker.sim.figures import Figures, Spread
+from broker.sim.fleet_changes import written
 from broker.sim.load import Load
 from broker.sim.paired import Verdict
 from broker.sim.request import Workload
@@ -66,6 +67,8 @@ class SettingFacts(Struct, frozen=True, kw_only=True):
     profile_source: str
     seeds: tuple[int, ...]
     jitter: float
+    changes: tuple[str, ...] = ()
+    """What happened to the fleet: `restart:2@120`."""
 
 
 class Best(Struct, frozen=True, kw_only=True):
@@ -198,6 +201,7 @@ def setting_facts(setting: Setting, *, seeds: Sequence[int]) -> SettingFacts:
         profile_source=setting.profile.source,
         seeds=tuple(seeds),
         jitter=JITTER,
+        changes=tuple(map(written, setting.changes)),
     )
 
 

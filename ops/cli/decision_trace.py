@@ -39,6 +39,8 @@ class Written(Struct, kw_only=True):
     """Jobs that ended before any engine counted a token."""
     without_prefix: int = 0
     """Rows of jobs whose prefix was not logged."""
+    models: dict[str, int] = {}
+    """Jobs that could be rows, by model; also of those that were not asked for."""
 
 
 class Spool:
@@ -69,8 +71,10 @@ class Spool:
         self._file.close()
 
 
-def write_trace(lines: Iterable[bytes], sink: Sink, *, salt: bytes, anonymous: bool) -> Written:
-    """Make a trace of a decision log's lines, which come in the order of time.
+def write_trace(
+    lines: Iterable[bytes], sink: Sink, *, salt: bytes, anonymous: bool, model: str = ""
+) -> Written:
+    """Make a trace of a decision log's lines, which come in the order of time; of a model, or all.
 
     Raises:
         CommandError: there is no job to write; the message says why.
@@ -81,6 +85,9 @@ def write_trace(lines: Iterable[bytes], sink: Sink, *, salt: bytes, anonymous: b
     try:
         for job in read_jobs(lines, written.tally):
             if is_traceable(job):
+                written.models[job.model] = written.models.get(job.model, 0) + 1
+                if model not in {"", job.model}:
+                    continue
                 spool.put(job)
                 block_tokens.add(job)
                 written.rows += 1
@@ -99,6 +106,9 @@ def write_trace(lines: Iterable[bytes], sink: Sink, *, salt: bytes, anonymous: b
 def _require_rows(written: Written) -> None:
     if written.rows:
         return
+    if written.models:
+        message = f"no job of that model in the log; there are: {', '.join(sorted(written.models))}"
+        raise CommandError(message)
     if not written.tally.jobs:
         raise CommandError(nothing_usable(written.tally))
     lines = written.tally.lines

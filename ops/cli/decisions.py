@@ -37,6 +37,7 @@ def trace(
     *logs: Path,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     anonymous: Annotated[bool, Parameter(negative="")] = False,
+    model: str = "",
 ) -> None:
     """Make a trace of a decision log: the same traffic, for the simulator, without its text.
 
@@ -53,6 +54,7 @@ def trace(
         logs: Files of the log, in any order, plain, .gz or .zst; all brokers' that led meanwhile.
         output: Where the trace goes (JSON lines); default: standard output.
         anonymous: Name lanes lane1, lane2, ... in the order of appearance. Models keep theirs.
+        model: Jobs of this model alone: the simulator takes one at a time.
     """
     import secrets
 
@@ -66,8 +68,11 @@ def trace(
     require_writable(output, inputs=logs)
     salt = secrets.token_bytes(SALT_BYTES)
     with nullcontext(sys.stdout.buffer) if output is None else whole_file(output) as sink:
-        written = write_trace(lines_in_order(logs), sink, salt=salt, anonymous=anonymous)
+        written = write_trace(
+            lines_in_order(logs), sink, salt=salt, anonymous=anonymous, model=model
+        )
     _tell(written, output)
+    _tell_models(written, model)
 
 
 @app.command
@@ -139,6 +144,14 @@ def show_accuracy(found: "Accuracy", *, as_json: bool) -> None:
     missing = left_out(found.tally)
     if missing:
         note(f"left out: {', '.join(missing)}")
+
+
+def _tell_models(written: "Written", model: str) -> None:
+    from ops.cli.output import note
+
+    if len(written.models) > 1 and not model:
+        models = ", ".join(sorted(written.models))
+        note(f"of several models ({models}): for the simulator take one, with --model")
 
 
 def _tell(written: "Written", output: Path | None) -> None:

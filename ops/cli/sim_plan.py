@@ -36,7 +36,7 @@ class Plan:
     def _load_runs(self) -> Iterator[Run]:
         seed = self._seeds[0]
         yield Run(label=ROUND_ROBIN, setting=self._setting, seed=seed)
-        full = replace(self._setting, speed=ALL_AT_ONCE_SPEED)
+        full = replace(self._setting, speed=ALL_AT_ONCE_SPEED, changes=())
         yield Run(label=ROUND_ROBIN, setting=full, seed=seed)
 
     def _policy_runs(self) -> Iterator[Run]:

@@ -68,6 +68,10 @@ class Point:
     profile: str = "reference"
     """How fast the modelled engines are."""
 
+    change: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
+    """Something that happens to the fleet, in seconds of the run; may be repeated: join@60,
+    restart:2@120, lose:0@90, drain:1@30. Workers are numbered from 0, those that join last."""
+
     def workload(self) -> "Workload":
         """Read the trace. Raises Misused."""
         from broker.sim.workload.loading import load
@@ -113,6 +117,7 @@ class Point:
     def setting(self) -> "Setting":
         """Make the cluster. Raises Misused."""
         from broker.engine_model.profile import PROFILES
+        from broker.sim.fleet_changes import parse
         from broker.sim.runs import Setting
         from broker.wire.settings import nearest
 
@@ -121,11 +126,14 @@ class Point:
             close = nearest(self.profile, list(PROFILES))
             message = f"no such profile: {self.profile}.{close} Known: {known}"
             raise Misused(message)
+        with told():
+            changes = parse(self.change, workers=self.workers)
         return Setting(
             workers=self.workers,
             blocks_per_worker=self.blocks_per_worker,
             speed=self.speed,
             profile=PROFILES[self.profile],
+            changes=changes,
         )
 
 

@@ -123,10 +123,11 @@ def page(report: Report) -> str:
 def _facts(report: Report) -> str:
     trace, setting = report.trace, report.setting
     seeds = "1 seed" if len(setting.seeds) == 1 else f"{len(setting.seeds)} seeds"
+    changes = f", {', '.join(setting.changes)} s" if setting.changes else ""
     text = (
         f"{trace.requests:,} requests, {trace.prompt_tokens:,} prompt and {trace.output_tokens:,} "
         f"output tokens; {setting.workers} workers × {setting.blocks_per_worker:,} blocks of "
-        f"{setting.block_tokens} tokens, profile {setting.profile}; {seeds}. "
+        f"{setting.block_tokens} tokens, profile {setting.profile}{changes}; {seeds}. "
         f"{load_sentence(report)}"
     )
     return f"<p class='soft'>{escape(text)}</p>"

@@ -232,7 +232,7 @@ def scale_out(
     duration_s: float = 300.0,
     zipf: float = 1.0,
 ) -> Workload:
-    """A steady load of shared prompts, while the simulation adds workers whose caches are cold."""
+    """A steady load of shared prompts, for a fleet that workers with cold caches join."""
     arrivals = takewhile(duration_s.__gt__, poisson(rng, requests_per_s=requests_per_s))
     prefixes = _popular(rng, prompts=prompts, prompt_tokens=prompt_tokens, zipf=zipf)
     return _workload("scale_out", _asked(rng, arrivals, prefixes, question_tokens, output_tokens))

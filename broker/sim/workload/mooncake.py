@@ -14,6 +14,7 @@ What our own format adds, each optional; `inferlane decisions trace` writes it:
 - `output_tokens_max`: the sender's limit; else one for the whole trace, see `assembly`.
 - `lane` ("main"), `band` (1), `session_id` (""): who asked, how urgently, in which conversation.
   A row with a session carries its whole prompt, history included.
+- `model` (none): what was asked. All rows have the same, for a simulated fleet serves one model.
 
 Source: Mooncake, FAST '25, https://github.com/kvcache-ai/Mooncake (FAST25-release/traces).
 """
@@ -51,6 +52,7 @@ class Row(Struct, frozen=True, kw_only=True):
     input_length: Positive
     output_length: NonNegative
     hash_ids: tuple[NonNegative, ...] = ()
+    model: str | None = None
     lane: str = "main"
     band: Band = 1
     session_id: str = ""
@@ -90,10 +92,24 @@ def workload(numbered: Iterable[NumberedRow], path: Path, *, name: str, source: 
     """Make the workload of rows that each carry a whole prompt.
 
     Raises:
-        TraceError: a row has no timestamp.
+        TraceError: a row has no timestamp, or another model than those before it.
     """
+    numbered = list(numbered)
+    _require_one_model(numbered, path)
     requests = [_request(number, row, path) for number, row in numbered]
     return assembled(requests, name=name, source=source)
+
+
+def _require_one_model(numbered: Iterable[NumberedRow], path: Path) -> None:
+    first: str | None = None
+    for number, row in numbered:
+        first = first or row.model
+        if row.model and row.model != first:
+            problem = (
+                f"of model {row.model}, after others of {first}: a simulated fleet serves one "
+                f"model; make a trace of one with `inferlane decisions trace --model {first}`"
+            )
+            raise TraceError(path, problem, line=number)
 
 
 def _request(number: int, row: Row, path: Path) -> Request:

@@ -63,6 +63,14 @@ def test_reference_ttft_alone(prompt_tokens: int, ttft_ms: float) -> None:
     assert first_tokens_s(model) == [pytest.approx(ttft_ms / 1000, rel=0.01)]
 
 
+def test_prefill_alone_is_by_steps() -> None:
+    """Three steps of a prompt that takes two and a bit; none of nothing."""
+    whole_s = REFERENCE.prefill_s.at(8192)
+    assert REFERENCE.prefill_alone_s(8192) == whole_s
+    assert REFERENCE.prefill_alone_s(16_385) == 2 * whole_s + REFERENCE.prefill_s.at(1)
+    assert REFERENCE.prefill_alone_s(0) == 0.0
+
+
 @pytest.mark.parametrize(("share", "itl_ms"), ITL_MS_BY_SHARE.items())
 def test_reference_itl_by_share(share: float, itl_ms: float) -> None:
     """A token takes what it took at that share of the KV cache in use, within 1 %."""

@@ -3,11 +3,12 @@
 import pytest
 
 from broker.engine_model.events import SequenceRequest
+from broker.engine_model.profile import REFERENCE
 from broker.sim.figures import jain, quantiles, spread
 from broker.sim.measure import DIP_WINDOW_S, CacheSampler, measure
 from broker.sim.request import Request
 from broker.sim.world import Change, FleetChange, World
-from tests.unit.sim.worlds import a_request, a_world
+from tests.unit.sim.worlds import Told, a_request, a_world
 
 
 def written(
@@ -153,6 +154,17 @@ def test_fairness_compares_the_speed_of_lanes() -> None:
     for index, ended_s in enumerate((0.15, 0.3, 0.6)):
         written(world, index, first_s=0.1, ended_s=ended_s)
     assert measure(world).jain_index == pytest.approx(1.0 / (2 * 0.625))
+
+
+def test_long_prompts_alone_are_as_fast_as_short_ones() -> None:
+    """A prompt of many steps takes their sum; each lane has an engine to itself, so all is fair."""
+    long, short = (
+        a_request(0, lane="long", prompt_tokens=65_536, output_tokens=1),
+        a_request(1, 10.0, lane="short", prompt_tokens=1024, output_tokens=1),
+    )
+    world = a_world(long, short, profile=REFERENCE)
+    world.run(Told(world))
+    assert measure(world).jain_index == pytest.approx(1.0, abs=1e-3)
 
 
 # ---- prefixes ------------------------------------------------------------------------------------

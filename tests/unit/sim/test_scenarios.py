@@ -45,9 +45,7 @@ SHARED_PROMPTS = Setting(
 
 def first_token_s(profile: Profile, uncached_tokens: int) -> float:
     """Return how long the first token of a prompt takes on an engine with nothing else to do."""
-    steps, rest = divmod(uncached_tokens, profile.step_tokens_max)
-    prefill_s = steps * profile.prefill_s.at(profile.step_tokens_max) + profile.prefill_s.at(rest)
-    return prefill_s + profile.decode_s.at(0.0)
+    return profile.prefill_alone_s(uncached_tokens) + profile.decode_s.at(0.0)
 
 
 @cache

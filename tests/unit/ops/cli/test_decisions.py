@@ -66,6 +66,28 @@ def test_trace_of_a_log(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes
     assert err == b"5 jobs in the trace\n"
 
 
+def test_trace_of_one_model(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """The simulator takes one at a time: which there are is told, and --model takes its jobs."""
+    lines = [
+        line
+        for name, model in (("j1", "tiny"), ("j2", "large"), ("j3", "tiny"))
+        for line in (a_dispatch_line(name, model=model), an_end_line(name))
+    ]
+    log = _file(tmp_path, "decisions.jsonl", *lines)
+    assert _trace(log) == 0
+    out, err = capfdbinary.readouterr()
+    assert [row["model"] for row in _rows(out)] == ["tiny", "large", "tiny"]
+    assert b"of several models (large, tiny): for the simulator take one, with --model" in err
+    assert _trace(log, "--model", "tiny") == 0
+    out, err = capfdbinary.readouterr()
+    assert [row["model"] for row in _rows(out)] == ["tiny", "tiny"]
+    assert err == b"2 jobs in the trace\n"
+    assert _trace(log, "--model", "huge") != 0
+    assert (
+        b"no job of that model in the log; there are: large, tiny" in capfdbinary.readouterr().err
+    )
+
+
 def test_trace_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output stays empty, lanes may be numbered, and what is left out is told."""
     log = _file(

@@ -171,6 +171,16 @@ def test_broken_compressed_file_says_so(tmp_path: Path, *, compress: Any) -> Non
         load(str(path))
 
 
+def test_a_trace_of_several_models_is_refused(tmp_path: Path) -> None:
+    """A simulated fleet serves one: they would share workers that serve only some of them."""
+    alike = a_file(tmp_path, a_row(model="a"), a_row(), a_row(model="a"), a_row(model=None))
+    assert len(load(str(alike)).requests) == 4
+    mixed = a_file(tmp_path, a_row(), a_row(model="a"), a_row(model="b"))
+    with pytest.raises(TraceError, match=r"decisions trace --model a") as raised:
+        load(str(mixed))
+    assert "line 3" in str(raised.value) or ":3:" in str(raised.value)
+
+
 @pytest.mark.trace(CONVERSATION)
 def test_conversation_trace() -> None:
     """The figures that the trace is known by."""
