@@ -57,7 +57,8 @@ SKIPS = 64
 """How far it is walked past jobs that are surely too large: that costs next to nothing."""
 
 _Entry = tuple[float, str, int, bool]
-"""A lane's place in a contest: what it is ranked by, lane, band, aged."""
+"""A lane's place in a contest: what it is ranked by, lane, band, not aged. Of a lane's two lines
+the aged one is first: who came before is not behind the others where few are looked at."""
 
 
 class Order:
@@ -204,7 +205,7 @@ class Order:
         least, is_least = 0.0, True
         floor = pool.counters.floor(band=stands[0][0])
         best: tuple[Waiting, Placement] | None = None
-        for place, lane, band, aged in self._entries(pool, stands, borrow):
+        for place, lane, band, is_fresh in self._entries(pool, stands, borrow):
             counter = max(floor, place)
             if fair and (
                 counter > least + order.lane_slack_tokens or len(fair) >= order.candidates_max
@@ -216,7 +217,7 @@ class Order:
                 passed += [(line[0][3].queue, DEBT_TOKENS_MAX) for line in fair]
                 fair = []
             queue = pool.queues[lane, band]
-            line = queue.aged if aged else queue.fresh
+            line = queue.fresh if is_fresh else queue.aged
             blocked = jobs_refusal(queue.rows, borrow=borrow)
             if blocked is not None:
                 self._gate.hold(line[0][3], HeldBy.QUOTA, blocked)
@@ -224,7 +225,7 @@ class Order:
                 continue
             if not fair:
                 least = counter
-            fair += queue.turns(aged=aged, slack_tokens=order.lane_slack_tokens)
+            fair += queue.turns(aged=not is_fresh, slack_tokens=order.lane_slack_tokens)
         if best is None and fair and not pool.closed:
             best = self._best_in_turn(fair, borrow, claims=is_least)
         if best is not None:
@@ -387,7 +388,7 @@ def _repeats(waiting: Waiting, placement: Placement) -> bool:
 
 
 def _stand(ranking: Ranking, *, band: int, aged: bool) -> Iterator[_Entry]:
-    return ((counter, lane, band, aged) for counter, lane in ranking)
+    return ((counter, lane, band, not aged) for counter, lane in ranking)
 
 
 def _more(pool: Pool, band: int, borrow: Borrow) -> Borrow:

@@ -103,6 +103,15 @@ def test_a_job_held_late_is_aged_at_once() -> None:
     assert run_all(cluster, dispatch, count=4)[-1] == "acme.old"
 
 
+def test_of_a_lanes_two_lines_the_aged_one_is_looked_at_first() -> None:
+    """Where one candidate is looked at, what came before is not behind what came since."""
+    policy = a_policy(order=OrderPolicy(lane_slack_tokens=0.0, candidates_max=1))
+    cluster, dispatch = one_slot(policy)
+    cluster.hold(a_spec("new", band=2, prompt_tokens=10))
+    cluster.hold(a_spec("old", band=2, prompt_tokens=4000, enqueued_at_s=cluster.at_s - 100.0))
+    assert run_all(cluster, dispatch) == ["acme.old", "acme.new"]
+
+
 def test_aged_jobs_get_their_bands_share_too() -> None:
     """Where nothing may rise, a backlog that has aged still has its guaranteed part."""
     policy = a_policy(order=OrderPolicy(lane_slack_tokens=0.0, aged_share_max=0.0))
