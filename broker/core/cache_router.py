@@ -192,6 +192,8 @@ class CacheAwareRouter:
         if overflow is not None:
             self._index.drop(worker.index, overflow.unconfirmed)
         self._roster.gave(seat, uncached_tokens=lease.uncached_tokens, hit_tokens=lease.hit_tokens)
+        # One that is tried serves nobody else now, and is nothing that batch could have.
+        self._confinement.refresh(seat)
 
     def _is_come_back(self, known: Known, seat: Seat, lease: Lease, at_s: float) -> bool:
         """Say whether an online job found a prefix that few hold, after a while."""

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from broker.core.cache_router import CacheAwareRouter
 from broker.core.confinement import EXPIRE_SEATS_MAX, QUICK_USE_S
+from broker.core.events import JobSpec
 from broker.core.policy import RoutingPolicy
 from broker.core.roster import Pool
-from broker.core.state import Phase, Worker
+from broker.core.state import Lease, Phase, Worker
+from broker.wire.messages import Attempt
 from tests.unit.core.routing_builders import CACHE_AWARE, MODEL, SYSTEM, Place, a_worker
 
 PERSON, BATCH = 1, 3
@@ -50,6 +52,12 @@ def goes_to(place: Place, name: str) -> bool:
     others = [other for other in place.workers if other != name]
     placement = place.place(place.spec(("line", 60), band=BATCH), excluded=others)
     return placement.worker is not None and placement.worker.id == name
+
+
+def a_probe(place: Place, job: JobSpec, name: str) -> Lease:
+    """Give a job to a worker as the one that its breaker lets in."""
+    place.workers[name].breaker.given(Attempt(1, place.jobs))
+    return place.give(job, name)
 
 
 def pass_time(place: Place, seconds: float) -> list[str]:
@@ -224,6 +232,24 @@ def test_a_returning_worker_is_another_one() -> None:
     again = place.workers["w0"] = a_worker("w0", index=0, slots=8)
     place.router.joined(again)
     assert open_to_batch(place) == ["w0", "w1", "w2", "w3"]
+
+
+def test_a_worker_that_is_tried_is_none_that_batch_may_have() -> None:
+    """The one job that its breaker lets in found its prefix there: nothing else goes there yet."""
+    place = a_place(1)
+    assert open_to_batch(place) == ["w0"]
+    place.warm("w0", SYSTEM)
+    worker = place.workers["w0"]
+    worker.breaker.doubt(place.at_s)
+    place.router.changed(worker)
+    job = place.spec(SYSTEM, ("question", 1), band=PERSON)
+    lease = a_probe(place, job, "w0")
+    assert open_to_batch(place) == []
+    place.prefill(lease)
+    place.end(lease)
+    worker.breaker.completes(lease.attempt, at_s=place.at_s)
+    place.router.changed(worker)
+    assert open_to_batch(place) == ["w0"]
 
 
 def test_other_knobs_hold_at_once() -> None:
