@@ -151,7 +151,7 @@ class Claims:
             and fleet.serves_now(worker)
             and worker.breaker.takes_new
             and {waiting.job.model, waiting.job.adapter or waiting.job.model} <= {*worker.models}
-            and worker.id not in waiting.excluded
+            and not _is_passed_over(worker, waiting)
         )
 
     def _drop(self, claimed: _Claimed) -> None:
@@ -179,3 +179,11 @@ class Claims:
         mind.router.unclaim(worker)
         if mind.fleet.workers.get(worker.id) is worker:
             mind.changed(worker, opened=True)
+
+
+def _is_passed_over(worker: Worker, waiting: Waiting) -> bool:
+    """Say whether a job may not go where it failed; where it failed everywhere it may."""
+    if worker.id not in waiting.excluded:
+        return False
+    workers = waiting.queue.pool.workers
+    return len(workers) > len(waiting.excluded) or not workers.keys() <= {*waiting.excluded}

@@ -322,6 +322,25 @@ def test_a_claimant_that_rests_keeps_nothing() -> None:
     assert trickle.claimant == ""
 
 
+def test_what_is_kept_for_a_job_that_failed_everywhere_stays_kept() -> None:
+    """It may go again where it failed, as there is no other: so that worker is kept for it.
+
+    Who is before it in its line, for a deadline, but came too late, does not take it.
+    """
+    trickle = Trickle(policy="first_token")
+    trickle.goes_on(10.0)
+    (large,) = [one for one in trickle.running if one.key == trickle.large.key]
+    trickle.running.remove(large)
+    trickle.take(trickle.cluster.fail(large, reason=Reason.ENGINE_FAILED))
+    trickle.goes_on_to_claim()
+    while len(trickle.running) > 3:
+        trickle.ends()
+    trickle.comes(deadline_at_s=trickle.cluster.at_s + 100.0)
+    assert trickle.kept == "w1"
+    assert not trickle.is_large_running
+    assert f"acme.s{trickle.number}" not in [one.key for one in trickle.running]
+
+
 def test_an_operator_sees_what_a_late_job_waits_for() -> None:
     """The worker has a slot and KV cache for it, which are another's."""
     trickle = Trickle()
