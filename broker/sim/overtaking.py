@@ -8,7 +8,8 @@ once others of its lane and band go that came when it had waited so long already
 - once that worker is empty the job goes: what is left to wait is one residual of what runs there.
 
 Jobs that a deadline, an adapter, a failed attempt or a quota row tells apart are left out, and so
-are lanes beside others: a claim is asked for in a lane's turn only.
+are lanes beside others: a claim is asked for in a lane's turn only. Who waits for its best worker
+while another is free lets others go to that one: so much later it is late.
 """
 
 import math
@@ -32,6 +33,9 @@ class Overtaking:
     def __init__(self, scenario: Scenario) -> None:
         self._order = scenario.policy.order
         self._prefill_tokens_s = scenario.policy.routing.prefill_tokens_s
+        routing = scenario.policy.routing
+        is_held = routing.policy != "round_robin" and routing.hold_for_affinity
+        self._hold_s = routing.hold_s_max if is_held else 0.0
         self._is_alone = len({request.lane for request in scenario.requests}) == 1
         self._failed: dict[str, None] = {}
         """Jobs that came back from a worker: they may be kept from some."""
@@ -93,7 +97,7 @@ class Overtaking:
     ) -> None:
         for key in late:
             job = waiting[key]
-            late_from_s = job.enqueued_at_s + patience[key] + ROUNDING_S
+            late_from_s = job.enqueued_at_s + patience[key] + self._hold_s + ROUNDING_S
             for other in gone.values() if key in self._late else ():
                 passes = self._is_plain(other) and other.band == job.band
                 require(
