@@ -24,11 +24,14 @@ class Quotas:
         self.rows = tuple(RowUsage(row) for row in rows)
         self._of_all_lanes = tuple(usage for usage in self.rows if usage.row.lane is None)
         self._of_lane = _by_lane(self.rows)
-        buckets = {_bucket_name(usage.row): usage for usage in before.rows} if before else {}
+        known_rows = before.rows if before else ()
+        buckets = {one.row.name: one for one in known_rows if one.row.tokens_per_min is not None}
         for usage in self.rows:
-            bucket = buckets.get(_bucket_name(usage.row))
-            if bucket is not None:
-                usage.bucket_tokens, usage.bucket_at_s = bucket.bucket_tokens, bucket.bucket_at_s
+            bucket, per_min = buckets.get(usage.row.name), usage.row.tokens_per_min
+            if bucket is not None and per_min is not None:
+                # More a minute must not stop a lane that had some left, nor less let it go on.
+                usage.bucket_tokens = min(bucket.bucket_tokens, float(per_min))
+                usage.bucket_at_s = bucket.bucket_at_s
         stored = {one.row.lane: one for one in before.rows if one.bounds_results} if before else {}
         for usage in self.rows:
             known = stored.get(usage.row.lane) if usage.bounds_results else None
@@ -146,10 +149,6 @@ def _by_lane(rows: tuple[RowUsage, ...]) -> dict[str, tuple[RowUsage, ...]]:
         for lane in found if usage.row.lane is None else (usage.row.lane,):
             found[lane].append(usage)
     return {lane: tuple(usages) for lane, usages in found.items()}
-
-
-def _bucket_name(row: QuotaRow) -> tuple[str, int | None]:
-    return (row.name, row.tokens_per_min)
 
 
 def jobs_refusal(rows: Iterable[RowUsage], *, borrow: Borrow = Borrow.ANY) -> Refusal | None:

@@ -239,13 +239,24 @@ def test_a_row_that_tightens_releases_nobody() -> None:
     assert not quotas.released
 
 
-def test_a_new_policy_keeps_the_bucket_of_the_same_row() -> None:
-    """Rewriting the file gives and takes nobody a minute; a new limit starts empty."""
+@pytest.mark.parametrize(("per_min", "left"), [(600, 110), (900, 115), (60, 60), (0, 0)])
+def test_a_new_policy_keeps_the_bucket_of_the_same_row(per_min: int, left: float) -> None:
+    """Rewriting the file gives and takes nobody a minute: what was left is left, up to the limit.
+
+    So a lane that is given more does not stop, and one that is given less does not go on.
+    """
     before = quotas_of(QuotaRow(lane="acme", tokens_per_min=600))
     before.rows[0].refill(110.0)
-    same = Quotas([QuotaRow(lane="acme", tokens_per_min=600)], before=before)
-    other = Quotas([QuotaRow(lane="acme", tokens_per_min=900)], before=before)
-    for quotas in (same, other):
-        quotas.rows[0].refill(111.0)
-    assert same.rows[0].bucket_tokens == pytest.approx(110)
-    assert other.rows[0].bucket_tokens == 0
+    after = Quotas([QuotaRow(lane="acme", tokens_per_min=per_min)], before=before)
+    after.rows[0].refill(111.0)
+    assert after.rows[0].bucket_tokens == pytest.approx(left)
+
+
+def test_a_bucket_that_is_new_starts_empty() -> None:
+    """A limit where there was none, or of other jobs."""
+    before = quotas_of(QuotaRow(lane="acme", inflight_jobs_max=3), QuotaRow(tokens_per_min=600))
+    for usage in before.rows:
+        usage.refill(110.0)
+    (after,) = Quotas([QuotaRow(lane="acme", tokens_per_min=600)], before=before).rows
+    after.refill(111.0)
+    assert after.bucket_tokens == 0
