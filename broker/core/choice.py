@@ -218,8 +218,11 @@ class Chooser:
         self._look_back(known, pool, at_s)
         every = self._scored_all(known, pool, at_s)
         self._latest = (known, self._state(known, at_s), every)
+        forced = self._forced(known, pool, at_s)
+        if forced is not None:
+            return _answer(known, forced)  # Whatever is cached elsewhere, and worth waiting for.
         scored = self._within_replicas(every, known, pool)
-        free = self._forced(known, pool, at_s) or self._best([one for one in scored if one.fits])
+        free = self._best([one for one in scored if one.fits])
         if free is None:
             return _answer(known, None, full=pool.is_full_for(known.job, known.need.output_tokens))
         if not self._policy.hold_for_affinity:

@@ -70,6 +70,16 @@ def test_a_share_of_jobs_fills_an_empty_cache() -> None:
     assert forced(place) == 0
 
 
+@pytest.mark.parametrize(("share", "home"), [(0.0, ""), (1.0, "w7")])
+def test_a_forced_job_does_not_wait_for_who_has_its_prefix(share: float, home: str) -> None:
+    """The holder is busy for a moment, and worth the wait: which is what the share is against."""
+    place = a_place(1, forced_share=share)
+    place.workers["w7"].reported_at_s = place.at_s
+    place.router.cache_lost(place.workers["w7"])
+    place.give(place.spec(prompt_tokens=1600), "w0")
+    assert where(place, SYSTEM) == home
+
+
 def test_nobody_is_forced_where_half_of_the_caches_are_empty() -> None:
     """At the start of a fleet there is nothing to balance."""
     place = a_place(1, workers=4, forced_share=1.0)
