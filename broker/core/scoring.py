@@ -152,6 +152,7 @@ def first_token(policy: RoutingPolicy, need: Need, scored: Iterable[Scored]) -> 
     kv_tokens, output_tokens = need.kv_tokens, need.output_tokens
     own_weight = policy.decode_weight
     for one in scored:
+        # As `Seat.decode_cost_s`, which is asked of a worker at a time: a call for each is dear.
         seat, wait_s = one.seat, one.wait_s
         growth_s = seat.step_slope_s * (kv_tokens - one.hit_tokens)
         own_s = own_weight * (seat.step_s + growth_s)

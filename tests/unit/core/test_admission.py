@@ -188,14 +188,20 @@ def test_jobs_of_one_moment_do_not_all_pass_a_full_queue_for_one_free_slot(
     check_sums(cluster.scheduler)
 
 
-def test_jobs_of_one_moment_are_told_that_their_deadlines_cannot_be_met() -> None:
-    """One free slot is no reason to let fifty wait for it until they expire."""
+def one_that_takes_ten_seconds() -> Cluster:
+    """One free slot, where each of the jobs before took so long."""
     cluster = Cluster()
     cluster.join("w1", slots=1)
     for _ in range(20):
         dispatch = only(Dispatch, cluster.hold(a_spec("warm")))
         cluster.wait(10.0)
         cluster.end(dispatch, run_s=10.0)
+    return cluster
+
+
+def test_jobs_of_one_moment_are_told_that_their_deadlines_cannot_be_met() -> None:
+    """One free slot is no reason to let fifty wait for it until they expire."""
+    cluster = one_that_takes_ten_seconds()
     specs = [
         a_spec(f"j{n}", enqueued_at_s=cluster.at_s, deadline_at_s=cluster.at_s + 7.0 + n / 1000)
         for n in range(50)
@@ -208,12 +214,7 @@ def test_jobs_of_one_moment_are_told_that_their_deadlines_cannot_be_met() -> Non
 
 def test_jobs_with_one_deadline_stand_behind_each_other() -> None:
     """Who comes later goes later: not all of those that want an answer by noon can be first."""
-    cluster = Cluster()
-    cluster.join("w1", slots=1)
-    for _ in range(20):
-        dispatch = only(Dispatch, cluster.hold(a_spec("warm")))
-        cluster.wait(10.0)
-        cluster.end(dispatch, run_s=10.0)
+    cluster = one_that_takes_ten_seconds()
     decisions = cluster.hold_many(50, deadline_at_s=cluster.at_s + 25.0)
     assert len(of(Dispatch, decisions)) == 1
     assert 1 <= len(of(Queued, decisions)) <= 3
