@@ -10,13 +10,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from broker.core.candidates import claim_worker, unclaim_worker
-from broker.core.choice import Chooser, Known, is_rare, session_key
+from broker.core.choice import Chooser, is_rare, session_key
 from broker.core.claim import Claim
 from broker.core.confinement import QUICK_USE_S, Confinement
 from broker.core.decisions import Candidate, Explanation, HeldBy
 from broker.core.events import JobSpec
 from broker.core.expected_hits import expected_hit_tokens, learned_head_tokens
 from broker.core.heat import Heat
+from broker.core.known import Known
 from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_index import PrefixIndex
@@ -101,6 +102,13 @@ class CacheAwareRouter:
             is_full = pool.is_full_for(job, output)
             return Placement(None, 0, job.prompt_tokens, 0.0, full=is_full)
         return self._chooser.place(self._know(job), pool, tuple(excluded), output, at_s=at_s)
+
+    def most_tokens(self, model: str, *, batch: bool) -> float:
+        """Tell how many prompt tokens a worker takes at most beside what it has to prefill."""
+        pool = self._roster.pool(model)
+        if pool is not None and batch:
+            pool = self._confinement.part(pool)
+        return 0.0 if pool is None else pool.most_tokens
 
     def _pool(self, job: JobSpec) -> Pool | None:
         """Return the workers among which a job's is chosen."""

@@ -18,11 +18,8 @@ from itertools import islice
 from operator import attrgetter
 from zlib import crc32
 
-from msgspec import Struct
-
 from broker.core.candidates import (
     HASHES,
-    Holding,
     best_of,
     cold,
     first_cold,
@@ -31,6 +28,7 @@ from broker.core.candidates import (
 )
 from broker.core.events import JobSpec
 from broker.core.heat import Heat, Spread
+from broker.core.known import Known
 from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.prefix_search import Level
@@ -48,58 +46,13 @@ from broker.core.scoring import (
     tie,
 )
 from broker.core.seat import Seat, may_serve
-from broker.core.size_intervals import NO_PULL, Pull
 from broker.core.stickiness import Key, Stickiness
-
-FOREVER = float("inf")
 
 _fits = attrgetter("fits")
 
 State = tuple[float, int, int]
 """Time, changes of the workers so far, and of the index as far as they were looked at: while they
 are the same, so is every score."""
-
-
-class Known(Struct, eq=False):
-    """A job's holders, and its last answer with what that rests on."""
-
-    job: JobSpec
-    need: Need
-    levels: list[Level]
-    dated: int
-    """Change of the index that `levels` is from."""
-    useful: tuple[Holding, ...] = ()
-    """Of the pool as it was: who holds enough to matter."""
-    useful_of: int = -1
-    """The pool's workers that `useful` is of."""
-    excluded: tuple[str, ...] = ()
-    placement: Placement | None = None
-    seat: Seat | None = None
-    """Chosen, or waited for."""
-    stamp: int = 0
-    score: float = 0.0
-    wait_s: float = 0.0
-    """Predicted until its prefill begins."""
-    improved_count: int = 0
-    until_s: float = 0.0
-    """When a wait for a worker is given up."""
-    spread: Spread | None = None
-    """Set where its prefix is hot."""
-    previous: str = ""
-    """Who served the session or prefix last, and by which key that is known."""
-    sticky_key: Key | None = None
-    pull: Pull = NO_PULL
-    """To workers with other jobs of its size."""
-    is_held: bool = False
-    held_since_s: float | None = None
-    """When waiting for a worker began, kept when it took too long: it is not begun anew."""
-
-    def renew(self, levels: list[Level], dated: int) -> None:
-        """Take the holders as they are now; others call for another answer."""
-        self.dated = dated
-        if levels is not self.levels:
-            self.levels = levels
-            self.useful_of = -1
 
 
 class Chooser:
@@ -165,7 +118,7 @@ class Chooser:
         """Tell how much of a job's prompt the worker that holds most of it has."""
         if known.useful_of != pool.bits:
             self._look_at_levels(known, pool)
-        return max((one.hit_tokens for one in known.useful), default=0.0)
+        return known.most_tokens_held
 
     # ---- kept answers --------------------------------------------------------------------------
 
@@ -203,7 +156,7 @@ class Chooser:
         """Say whether a worker that became better could now be the answer."""
         if not seat.is_serving or seat is known.seat:
             return False
-        one = self._scored(seat, known.need, _hit_tokens(known, seat), at_s)
+        one = self._scored(seat, known.need, known.hit_tokens(seat), at_s)
         if known.pull.seconds:
             set_apart(one, known.need, known.pull, pool.place(seat))
         if known.spread is not None:
@@ -220,23 +173,40 @@ class Chooser:
         self._latest = (known, self._state(known, at_s), every)
         forced = self._forced(known, pool, at_s)
         if forced is not None:
-            return _answer(known, forced)  # Whatever is cached elsewhere, and worth waiting for.
+            return known.answer(forced)  # Whatever is cached elsewhere, and worth waiting for.
         scored = self._within_replicas(every, known, pool)
-        free = self._best([one for one in scored if one.fits])
+        free = self._best_with_room(scored, known)
         if free is None:
-            return _answer(known, None, full=pool.is_full_for(known.job, known.need.output_tokens))
+            return known.nowhere(pool)
         if not self._policy.hold_for_affinity:
-            return _answer(known, free)
+            return known.answer(free)
         sure = min(1.0, self._policy.hold_decode_share * crowding(pool.jobs_each))
         warm = self._best(self._worth_waiting(scored, free, sure))
         since_s = at_s if known.held_since_s is None else known.held_since_s
         known.held_since_s = None if warm is None else since_s
         if warm is None:
-            return _answer(known, free)
+            return known.answer(free)
         ends_at_s = since_s + _gain_s(warm, free, sure)
         if at_s >= ends_at_s:
-            return _answer(known, free)
-        return _answer(known, warm, held_until_s=ends_at_s)
+            return known.answer(free)
+        return known.answer(warm, held_until_s=ends_at_s)
+
+    def _best_with_room(self, scored: list[Scored], known: Known) -> Scored | None:
+        """Pick the best with room; nobody joins a backlog for a much later first token.
+
+        Who computes the job's prefix just now has room once that is done: in one step with it, the
+        engine would compute it twice.
+        """
+        able = [one for one in scored if one.fits]
+        if any([one.wait_s for one in able]):
+            latest_s = min([one.ttft_s for one in scored]) + self._policy.hold_s_max
+            able = [one for one in able if not one.wait_s or one.ttft_s <= latest_s]
+        best = self._best(able)
+        while best is not None and known.is_under_way(best):
+            best.fits = False
+            able.remove(best)
+            best = self._best(able)
+        return best
 
     def _forced(self, known: Known, pool: Pool, at_s: float) -> Scored | None:
         """Return the worker with an empty cache that this job must fill, if it is one of a few."""
@@ -247,7 +217,7 @@ class Chooser:
         free: list[Scored] = []
         for seat in self._roster.cold(pool, at_s=at_s):
             if may_serve(seat, need.job, known.excluded):
-                one = self._scored(seat, need, _hit_tokens(known, seat), at_s)
+                one = self._scored(seat, need, known.hit_tokens(seat), at_s)
                 free += [one] if one.fits else []
         return self._best(free)
 
@@ -278,7 +248,7 @@ class Chooser:
         scored += self._scored_cold(known, pool, excluded, at_s)
         seat = self._roster.seat(also)
         if seat is not None and all(one.seat is not seat for one in scored):
-            scored.append(self._scored(seat, need, _hit_tokens(known, seat), at_s))
+            scored.append(self._scored(seat, need, known.hit_tokens(seat), at_s))
         if known.pull.seconds:
             for one in scored:
                 set_apart(one, known.need, known.pull, pool.place(one.seat))
@@ -418,39 +388,6 @@ class Chooser:
         for one in scored:
             if one is not last:
                 one.score += self._leave_cost
-
-
-def _answer(
-    known: Known,
-    chosen: Scored | None,
-    *,
-    held_until_s: float | None = None,
-    full: bool = False,
-) -> Placement:
-    """Keep an answer: to run at the chosen worker, or to wait for it until then."""
-    is_held = held_until_s is not None
-    known.is_held, known.until_s = is_held, held_until_s if is_held else FOREVER
-    prompt_tokens = known.need.prompt_tokens
-    if chosen is None:
-        known.seat, known.stamp, known.score = None, 0, FOREVER
-        known.placement = Placement(None, 0, prompt_tokens, 0.0, full=full)
-        return known.placement
-    worker = chosen.seat.worker
-    known.seat, known.stamp, known.score = chosen.seat, chosen.seat.stamp, chosen.score
-    known.wait_s = chosen.wait_s
-    known.placement = Placement(
-        None if is_held else worker,
-        chosen.hit_tokens,
-        prompt_tokens - chosen.hit_tokens,
-        chosen.prefill_s,
-        worker.id if is_held else "",
-    )
-    return known.placement
-
-
-def _hit_tokens(known: Known, seat: Seat) -> float:
-    """Return how much of the job's prompt a worker holds, where that is enough to matter."""
-    return next((one.hit_tokens for one in known.useful if one.workers & seat.bit), 0.0)
 
 
 def _gain_s(one: Scored, free: Scored, sure: float) -> float:

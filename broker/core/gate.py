@@ -47,7 +47,7 @@ class Gate:
                     pool.settled = False
 
     def is_passed_by(self, waiting: Waiting) -> bool:
-        """Say whether a look is needless: no job as small found room since one opened."""
+        """Say whether a look is needless: no job as small has found room since some opened."""
         pool, smaller = waiting.queue.pool, waiting.queue.pool.no_room
         if waiting.queue.is_closed and not pool.closed:
             waiting.held_by = HeldBy.BATCH_SHARE
@@ -58,9 +58,20 @@ class Gate:
             and waiting.output_tokens_expected >= smaller.output_tokens
             and not self._has_another_claim(waiting, smaller)
         )
+        if not needless and waiting.least_tokens:
+            needless = self._is_too_long(waiting, pool)
         if needless:
             waiting.held_by = _lacking(pool)
         return needless
+
+    def _is_too_long(self, waiting: Waiting, pool: Pool) -> bool:
+        """Say whether all workers have prompts to prefill, and this one is too long to join any."""
+        is_batch = waiting.job.band == BATCH_BAND
+        most_tokens = pool.most_tokens.get(is_batch)
+        if most_tokens is None:
+            most_tokens = self._mind.router.most_tokens(pool.model, batch=is_batch)
+            pool.most_tokens[is_batch] = most_tokens
+        return waiting.least_tokens >= most_tokens and not self._mind.claims.may_claim(waiting)
 
     def _has_another_claim(self, waiting: Waiting, smaller: TooLarge) -> bool:
         """Say whether a job finds room where a smaller one found none, or may claim some."""
@@ -108,6 +119,7 @@ class Gate:
             at_s=mind.at_s,
             output_tokens=waiting.output_tokens_expected,
         )
+        waiting.least_tokens = placement.least_tokens
         if placement.worker is None or placement.worker.id in apart:
             self._hold_back(waiting, placement, excluding=bool(waiting.excluded or apart))
             if waiting.held_by is HeldBy.ROOM and not apart and self._claims(waiting, now=claims):
@@ -138,7 +150,7 @@ class Gate:
             self.hold(waiting, HeldBy.AFFINITY)
         elif placement.confined:
             self.hold(waiting, HeldBy.BATCH_SHARE)
-            pool.closed_to_batch = True
+            pool.closed_to_batch = not placement.least_tokens  # Else smaller ones may find room.
         elif not placement.servable:
             self.hold(waiting, HeldBy.NO_WORKERS)
             pool.closed = not waiting.job.adapter  # Nobody may have an adapter that others lack.

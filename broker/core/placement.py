@@ -27,9 +27,11 @@ class Placement(Struct, frozen=True):
     full: bool = False
     """No larger job finds room either, whatever is cached: slots or KV cache are what it lacks."""
     confined: bool = False
-    """Workers have room, and batch may use none of them."""
+    """Workers have room for it, and batch may use none of them."""
     servable: bool = True
     """False: no known worker serves the model at all (ready, not draining, not gone)."""
+    least_tokens: int = 0
+    """Of its prompt, what must be computed at whoever holds most of it; 0 where nobody looked."""
 
 
 class Router(Protocol):
@@ -53,6 +55,14 @@ class Router(Protocol):
         `output_tokens` is the expected output, None when only the job's own limit is known. Workers
         in `excluded` are passed over while any other serves the model. Cheap to call again: the
         answer is kept until a worker changes that could change it.
+        """
+        ...
+
+    def most_tokens(self, model: str, *, batch: bool) -> float:
+        """Tell how many prompt tokens a worker takes at most beside what it has to prefill.
+
+        No worker that serves the model (of those that batch may use) has room for a job that must
+        compute more.
         """
         ...
 

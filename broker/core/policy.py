@@ -95,13 +95,13 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """first_token: γ, weight of the seconds that the job's own decoding will take there."""
     slowdown_weight: NotNegative = 0.04
     """first_token: weight of the seconds that its KV adds to the decoding of the jobs there."""
-    interference_weight: NotNegative = 0.016
+    interference_weight: NotNegative = 0.015
     """first_token: weight of the seconds for which its prefill holds up the jobs there."""
     size_weight: NotNegative = 1.2
     """first_token: weight of being far from the workers that have the jobs of its size, in seconds
     for which a mean job holds up each that runs beside it, where more than a few do; where many
     do, in proportion to their number. What is cached goes before. 0: sizes are not set apart."""
-    turnover_weight: NotNegative = 1.5
+    turnover_weight: NotNegative = 1.8
     """first_token: by how much `bias` counts more at workers whose caches are filled anew sooner
     than the mean, and less at the others: for each token that caches save, beyond a few, for each
     one computed, where many jobs run. 0: all caches are the same."""
@@ -137,14 +137,18 @@ class RoutingPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     backlog_s_max: Positive = 0.080
     """θ of late binding: prompts are prefilled together while all of them take less than this; a
     longer one gets a worker that has nothing to prefill."""
+    join_s_max: NotNegative = 0.030
+    """So much of short prompts may wait in a worker behind one of any length that it prefills. They
+    join the last step of that, and need none of their own. 0: none does."""
     hold_for_affinity: bool = True
     """A job waits for its best worker while that, wait included, is better than the best free
     one."""
-    hold_decode_share: Share = 0.33
+    hold_decode_share: Share = 0.36
     """What the two decode weights count when a worker is waited for: the wait is certain. Where
     many run on each, in proportion more, until they count in full."""
-    hold_s_max: NotNegative = 0.5
-    """A job is not held for a worker whose first token would come later by more than this."""
+    hold_s_max: NotNegative = 1.0
+    """A job is not held for a worker whose first token would come later by more than this, and
+    joins no backlog for one."""
     kv_fill_ratio_max: Share = 0.95
     batch_cache_share: Share = 0.25
     """Batch has the workers that hold no prefix that people come back to, and as many of the others

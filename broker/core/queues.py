@@ -54,6 +54,8 @@ class Waiting:
     """Workers where an attempt failed."""
     held_by: HeldBy = HeldBy.NOTHING
     """What held it when it was last looked at."""
+    least_tokens: int = 0
+    """Of its prompt, what whoever holds most of it must compute, when it was last looked at."""
     row: str = ""
     """The quota row that held it, if one did."""
     retried: bool = False
@@ -183,6 +185,8 @@ class Pool:
     """Somebody passed over in this look may go with a seat of another row's."""
     no_room: TooLarge | None = None
     """A job for which no worker had room: none has for a larger one until something opens."""
+    most_tokens: dict[bool, float] = field(default_factory=dict[bool, float])
+    """No worker has room for a longer prompt, until something opens: by whether it is batch's."""
     closed: bool = False
     """No worker has room for even the smallest job, until something opens."""
     closed_to_batch: bool = False
@@ -217,6 +221,7 @@ class Pool:
         """Note that a worker may take more than before."""
         self.settled = self.closed = self.closed_to_batch = False
         self.no_room = None
+        self.most_tokens.clear()
 
 
 class Queues:

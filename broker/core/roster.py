@@ -41,6 +41,9 @@ spread them is worth more."""
 WARM_FILL_RATIO = 0.5
 """A cache filled so far is warm."""
 
+ROOM_OCTAVES = 64
+"""Rooms for prompts that are told apart: octaves of tokens, the last without a bound."""
+
 IMPROVED_MAX = 8
 """Latest improvements of a pool against which kept answers are checked; older ones are given
 anew."""
@@ -59,6 +62,8 @@ class Pool:
     by_kv_room: list[KvEntry] = field(default_factory=list[KvEntry])
     """Those with room, by the KV cache they have left, most last."""
     free_count: int = 0
+    rooms: list[int] = field(default_factory=lambda: [0] * ROOM_OCTAVES)
+    """Those with room, counted by the octave of the prompt tokens that they have room for."""
     bits: int = 0
     """Of all in `order`."""
     silent_count: int = 0
@@ -93,6 +98,14 @@ class Pool:
     def jobs_each(self) -> float:
         """Jobs a worker, of those that serve now."""
         return self.lease_count / max(1, len(self.order))
+
+    @property
+    def most_tokens(self) -> float:
+        """How many prompt tokens one of them has room for at most, rounded up to an octave."""
+        for octave in range(ROOM_OCTAVES - 1, -1, -1):
+            if self.rooms[octave]:
+                return FOREVER if octave == ROOM_OCTAVES - 1 else 2.0**octave
+        return 0.0
 
     @property
     def crowd_share(self) -> float:
@@ -156,6 +169,7 @@ class Pool:
         if seat.has_room:
             insort(self.by_kv_room, seat.kv_entry)
             self.free_count += 1
+            self.rooms[_room_octave(seat)] += 1
         if self.part is not None and seat not in self.closed:
             self.part.add(seat)
 
@@ -168,6 +182,7 @@ class Pool:
         if seat.has_room:
             del self.by_kv_room[bisect_left(self.by_kv_room, seat.kv_entry)]
             self.free_count -= 1
+            self.rooms[_room_octave(seat)] -= 1
         if self.part is not None and seat not in self.closed:
             self.part.remove(seat)
 
@@ -385,6 +400,13 @@ class Roster:
                 self._pools[model].remove(seat)
             elif seat.is_silent:
                 self._pools[model].silent_count -= 1
+
+
+def _room_octave(seat: Seat) -> int:
+    """Tell the octave of the prompt tokens that a worker has room for."""
+    tokens = seat.prefill_tokens_free
+    most = ROOM_OCTAVES - 1
+    return most if tokens == FOREVER else min(most - 1, int(tokens).bit_length())
 
 
 def void_if_all(pool: Pool, excluded: Sequence[str]) -> Sequence[str]:

@@ -52,6 +52,12 @@ class RoundRobinRouter:
                 return _at(job, seat)
         return _nowhere(job, servable=pool.servable)
 
+    def most_tokens(self, model: str, *, batch: bool) -> float:
+        """Tell how many prompt tokens a worker takes at most beside what it has to prefill."""
+        del batch
+        pool = self._roster.pool(model)
+        return 0.0 if pool is None else pool.most_tokens
+
     def claim(self, job: JobSpec, claim: Claim, *, excluded: Sequence[str]) -> Worker | None:
         """Keep a worker for a job without room."""
         pool = self._roster.pool(job.adapter or job.model)

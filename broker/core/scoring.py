@@ -87,7 +87,7 @@ def tokens_per_block(job: JobSpec) -> float:
     return min(float(BLOCK_BYTES), job.prompt_tokens / (blocks + 0.5))
 
 
-CROWDED = 6.0
+CROWDED = 8.0
 """Jobs a worker from which on what they cost each other counts more, in proportion: there most of
 a job's time is spent decoding, and each that joins holds up so many more."""
 

@@ -80,7 +80,7 @@ class Seat:
     trust: float = 1.0
     kv_tokens_free: float = 0.0
     prefill_tokens_free: float = 0.0
-    """Prompt tokens that may be prefilled together with its backlog; no bound when it has none."""
+    """Prompt tokens that may join its backlog; no bound when it has none."""
     models: tuple[str, ...] = ()
     signature: Signature = ()
     entry: Entry = (True, 0.0, 0, None)
@@ -204,12 +204,14 @@ class Seat:
         )
         self.slowdown_weight = policy.slowdown_weight * leases
         self.load_s = load_s = self._load_s(policy) if by_load else 0.0
-        is_idle = backlog_tokens <= 0
-        has_prefill_room = is_idle or backlog_s < policy.backlog_s_max
-        has_room = leases < worker.slots and not worker.held_off and has_prefill_room
+        prefill_tokens_free = FOREVER
+        if backlog_tokens > 0:
+            # Together with all of it, or in the last step of the prompt that is under way.
+            join_tokens = policy.join_s_max * prefill_tokens_s - worker.behind_tokens
+            all_tokens = (policy.backlog_s_max - backlog_s) * prefill_tokens_s
+            prefill_tokens_free = max(0.0, join_tokens, all_tokens)
+        has_room = leases < worker.slots and not worker.held_off and prefill_tokens_free > 0
         self.has_room = has_room
-        room_s = policy.backlog_s_max - backlog_s
-        prefill_tokens_free = FOREVER if is_idle else room_s * prefill_tokens_s
         self.prefill_tokens_free = prefill_tokens_free
         bound = worker.kv_tokens_max * policy.kv_fill_ratio_max
         kv_tokens_free = bound - kv_tokens if worker.kv_tokens_max else FOREVER
@@ -254,6 +256,7 @@ def signature_of(worker: Worker, bit: int) -> Signature:
         len(worker.leases),
         worker.held_off,
         worker.backlog_tokens,
+        worker.behind_tokens,
         worker.decoding_jobs,
         worker.kv_tokens,
         worker.kv_tokens_max,

@@ -109,6 +109,10 @@ class Worker:
     leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
     backlog_tokens: int = 0
     """Uncached prompt tokens given and not yet prefilled: Σ over leases."""
+    prefilling: dict[str, Lease] = field(default_factory=dict[str, Lease])
+    """The leases of the backlog, in the order in which they are prefilled, as far as is known."""
+    behind_tokens: int = 0
+    """The backlog but for the prompt at its head, which is under way."""
     prefill_began_at_s: float = 0.0
     """When the prompt at the head of the backlog began, as far as is known."""
     decoding_jobs: int = 0
@@ -165,14 +169,16 @@ class Worker:
 
     def add(self, lease: Lease) -> None:
         """Take a lease into the sums."""
-        self.leases[lease.job.key] = lease
+        key = lease.job.key
+        self.leases[key] = lease
         self.kv_tokens += lease.kv_tokens
         if lease.prefilled:
             self.decoding_jobs += 1
         else:
             if self.backlog_tokens <= 0:
                 self.prefill_began_at_s = lease.progressed_at_s
-            self.backlog_tokens += lease.uncached_tokens
+            self.prefilling[key] = lease
+            self._count_backlog(lease.uncached_tokens)
 
     def remove(self, key: str) -> Lease | None:
         """Take a lease out of the sums; None when it isn't here."""
@@ -183,8 +189,14 @@ class Worker:
         if lease.prefilled:
             self.decoding_jobs -= 1
         else:
-            self.backlog_tokens -= lease.uncached_tokens
+            del self.prefilling[key]
+            self._count_backlog(-lease.uncached_tokens)
         return lease
+
+    def _count_backlog(self, tokens: int) -> None:
+        self.backlog_tokens += tokens
+        head = next(iter(self.prefilling.values()), None)
+        self.behind_tokens = self.backlog_tokens - (head.uncached_tokens if head else 0)
 
     def learn_kv_use(self, kv_tokens_used: int) -> None:
         """See how much KV cache the engine uses; 0: it doesn't tell, and each hit counts in full.
@@ -218,7 +230,8 @@ class Worker:
             return False
         self.passes(at_s)
         self.prefill_began_at_s = at_s
-        self.backlog_tokens -= lease.uncached_tokens
+        del self.prefilling[lease.job.key]
+        self._count_backlog(-lease.uncached_tokens)
         lease.prefilled = True
         lease.uncached_tokens = 0
         self.decoding_jobs += 1

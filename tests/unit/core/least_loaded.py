@@ -2,6 +2,7 @@
 
 # ruff: noqa: ARG002 (the Protocol names more than this one needs)
 
+import math
 from collections.abc import Sequence
 
 from broker.core.claim import Claim
@@ -56,6 +57,10 @@ class LeastLoadedRouter:
         hit = self.hits.get((job.key, best.id), 0)
         uncached = job.prompt_tokens - hit
         return Placement(best, hit, uncached, uncached / self.prefill_tokens_s)
+
+    def most_tokens(self, model: str, *, batch: bool) -> float:
+        """Know no bound."""
+        return math.inf
 
     def claim(self, job: JobSpec, claim: Claim, *, excluded: Sequence[str]) -> Worker | None:
         able = [one for one in self.workers.values() if takes_new(one, job.model)]

@@ -61,10 +61,14 @@ def a_spec(name: str = "j1", *, blocks: Sequence[int] = (), **fields: Any) -> Jo
 
 
 class Place:
-    """A router under test, its workers and its time."""
+    """A router under test, its workers and its time.
+
+    Unless a test says so, nothing joins a long prompt: a worker that prefills one has no room.
+    """
 
     def __init__(self, workers: Sequence[Worker] | int = 2, **policy: Any) -> None:
         self.at_s = 1000.0
+        policy.setdefault("join_s_max", 0.0)
         self.policy = RoutingPolicy(**policy)
         self.router: Router = make_router(self.policy)
         self.jobs = 0

@@ -98,7 +98,10 @@ class History:
         assert len(worker.leases) < worker.slots
         rate = worker.prefill_tokens_s or 8000.0
         tokens = worker.backlog_tokens + placement.uncached_tokens
-        assert not worker.backlog_tokens or tokens / rate < 0.080 + ROUNDING_S
+        together = tokens / rate < 0.080 + ROUNDING_S
+        behind = worker.behind_tokens + placement.uncached_tokens
+        joins = behind / rate < self.place.policy.join_s_max + ROUNDING_S
+        assert not worker.backlog_tokens or together or joins
         if worker.kv_tokens_max and worker.leases:
             needed = kv_tokens - placement.hit_tokens
             assert worker.kv_tokens_in_use + needed <= 0.95 * worker.kv_tokens_max
