@@ -198,7 +198,7 @@ class Chooser:
         engine would compute it twice.
         """
         able = [one for one in scored if one.fits]
-        if any([one.wait_s for one in able]):
+        if any(one.wait_s for one in able):
             latest_s = min([one.ttft_s for one in scored]) + self._policy.hold_s_max
             able = [one for one in able if not one.wait_s or one.ttft_s <= latest_s]
         best = self._best(able)
