@@ -117,10 +117,17 @@ class CacheAwareRouter:
             return pool
         return self._confinement.part(pool)
 
-    def claim(self, job: JobSpec, claim: Claim, *, excluded: Sequence[str]) -> Worker | None:
+    def claim(
+        self,
+        job: JobSpec,
+        claim: Claim,
+        *,
+        excluded: Sequence[str],
+        over: Claim | None = None,
+    ) -> Worker | None:
         """Keep a worker for a job without room."""
         pool = self._pool(job)
-        return claim_worker(self._roster, pool, job, claim, excluded)
+        return claim_worker(self._roster, pool, job, claim, excluded, over)
 
     def unclaim(self, worker: Worker) -> None:
         """Let everybody have a worker again."""

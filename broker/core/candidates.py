@@ -166,14 +166,20 @@ def first_cold(warm: int, need: Need, pool: Pool, excluded: Sequence[str]) -> Se
 
 
 def claim_worker(
-    roster: Roster, pool: Pool | None, job: JobSpec, claim: Claim, excluded: Sequence[str]
+    roster: Roster,
+    pool: Pool | None,
+    job: JobSpec,
+    claim: Claim,
+    excluded: Sequence[str],
+    over: Claim | None,
 ) -> Worker | None:
-    """Keep the worker with room and most KV cache left, of those that are kept for nobody."""
+    """Keep the worker with room and most KV cache left, of those kept for nobody or by `over`."""
     if pool is None:
         return None
     excluded = void_if_all(pool, excluded)
     for _, _, seat in islice(reversed(pool.by_kv_room), CLAIM_LOOKS_MAX):
-        if seat.claim is None and may_serve(seat, job, excluded):
+        is_free = seat.claim is None or seat.claim is over
+        if is_free and may_serve(seat, job, excluded):
             roster.keep(seat, claim)
             return seat.worker
     return None

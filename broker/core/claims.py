@@ -67,31 +67,41 @@ class Claims:
         return claimed is not None or self._is_overdue(waiting)
 
     def claim_worker(self, waiting: Waiting, *, excluded: tuple[str, ...]) -> None:
-        """Keep a worker for a job that finds room nowhere."""
-        claimed = self._claimed(waiting)
-        worker = self._mind.router.claim(waiting.job, claimed.claim, excluded=excluded)
-        if worker is not None:
-            claimed.worker = worker
-            self._by_model[waiting.job.model] = claimed
+        """Keep a worker for a job that finds room nowhere.
+
+        A less urgent job's claim gives way, but only to one that gets something.
+        """
+        claimed, other = self._claimed(waiting)
+        over = None if other is None else other.claim
+        worker = self._mind.router.claim(waiting.job, claimed.claim, excluded=excluded, over=over)
+        if worker is None:
+            return
+        if other is not None:
+            other.worker = None if other.worker is worker else other.worker
+            self._drop(other)
+        claimed.worker = worker
+        self._by_model[waiting.job.model] = claimed
 
     def claim_row(self, waiting: Waiting, usage: RowUsage, cost_tokens: float) -> None:
         """Keep a seat and a job's cost in a row that refuses it; till then its worker is others'.
 
         Where it is kept for another job that is no less urgent, it stays so.
         """
-        claimed = self._claimed(waiting)
+        claimed, other = self._claimed(waiting)
         self._release_worker(claimed)
         kept = usage.claim
-        if kept is not None and kept.key != waiting.job.key and kept.band > claimed.claim.band:
-            self._take_row(usage)
-        if usage.claim is None:
+        if kept is not None and kept.key != waiting.job.key and kept.band <= claimed.claim.band:
+            if other is None and not claimed.rows:
+                self._by_model.pop(waiting.job.model, None)
+            return
+        if other is not None:
+            self._drop(other)
+        if usage not in claimed.rows:
+            if usage.claim is not None:
+                self._take_row(usage)
             claimed.rows.append(usage)
-        if usage in claimed.rows:
-            usage.claim = replace(claimed.claim, cost_tokens=cost_tokens)
-        if claimed.rows:
-            self._by_model[waiting.job.model] = claimed
-        else:
-            self._by_model.pop(waiting.job.model, None)
+        usage.claim = replace(claimed.claim, cost_tokens=cost_tokens)
+        self._by_model[waiting.job.model] = claimed
 
     def left(self, waiting: Waiting) -> None:
         """Give up what was kept for a job, if anything: it went, or waits no more."""
@@ -134,15 +144,14 @@ class Claims:
         credit = policy.order.wait_credit
         return prefill_s / credit if credit else math.inf
 
-    def _claimed(self, waiting: Waiting) -> _Claimed:
-        """Return a job's claim, or one to be; a less urgent job's gives way to it."""
+    def _claimed(self, waiting: Waiting) -> tuple[_Claimed, _Claimed | None]:
+        """Return a job's claim, or one to be; and that of another job of its model, if it has."""
         claimed = self._by_model.get(waiting.job.model)
         if claimed is not None and claimed.waiting is waiting:
-            return claimed
-        if claimed is not None:
-            self._drop(claimed)
+            return claimed, None
         late_from_s = waiting.job.enqueued_at_s + self._patience_s(waiting)
-        return _Claimed(waiting, Claim(waiting.job.key, waiting.queue.band, late_from_s))
+        own = Claim(waiting.job.key, waiting.queue.band, late_from_s)
+        return _Claimed(waiting, own), claimed
 
     def _takes_new(self, worker: Worker, waiting: Waiting) -> bool:
         fleet = self._mind.fleet

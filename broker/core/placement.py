@@ -66,11 +66,18 @@ class Router(Protocol):
         """
         ...
 
-    def claim(self, job: JobSpec, claim: Claim, *, excluded: Sequence[str]) -> Worker | None:
+    def claim(
+        self,
+        job: JobSpec,
+        claim: Claim,
+        *,
+        excluded: Sequence[str],
+        over: Claim | None = None,
+    ) -> Worker | None:
         """Keep a worker for a job without room: for whom `claim` binds, none is there.
 
-        It is one that takes new jobs now, and nobody else's. None if there is none. The claim
-        stands until it is taken back or the worker is gone.
+        It is one that takes new jobs now, and nobody else's but that of `over`, a claim that gives
+        way. None if there is none. The claim stands until it is taken back or the worker is gone.
         """
         ...
 

@@ -58,10 +58,17 @@ class RoundRobinRouter:
         pool = self._roster.pool(model)
         return 0.0 if pool is None else pool.most_tokens
 
-    def claim(self, job: JobSpec, claim: Claim, *, excluded: Sequence[str]) -> Worker | None:
+    def claim(
+        self,
+        job: JobSpec,
+        claim: Claim,
+        *,
+        excluded: Sequence[str],
+        over: Claim | None = None,
+    ) -> Worker | None:
         """Keep a worker for a job without room."""
         pool = self._roster.pool(job.adapter or job.model)
-        return claim_worker(self._roster, pool, job, claim, excluded)
+        return claim_worker(self._roster, pool, job, claim, excluded, over)
 
     def unclaim(self, worker: Worker) -> None:
         """Let everybody have a worker again."""

@@ -62,10 +62,18 @@ class LeastLoadedRouter:
         """Know no bound."""
         return math.inf
 
-    def claim(self, job: JobSpec, claim: Claim, *, excluded: Sequence[str]) -> Worker | None:
+    def claim(
+        self,
+        job: JobSpec,
+        claim: Claim,
+        *,
+        excluded: Sequence[str],
+        over: Claim | None = None,
+    ) -> Worker | None:
         able = [one for one in self.workers.values() if takes_new(one, job.model)]
         able = [one for one in able if one.breaker.takes_new and one.id not in excluded]
-        free = [one for one in able if has_room(one, 0) and one.id not in self.claims]
+        mine = [one for one in able if self.claims.get(one.id) in (None, over)]
+        free = [one for one in mine if has_room(one, 0)]
         if not free:
             return None
         best = min(free, key=lambda one: (one.kv_tokens - one.kv_tokens_max, one.id))

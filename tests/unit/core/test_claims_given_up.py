@@ -5,10 +5,13 @@ A claim that outlives its use holds a worker, or a row, for ever.
 
 from dataclasses import replace
 
+import pytest
+
 from broker.core.decisions import Dispatch
 from broker.core.events import JobSpec
 from broker.core.policy import Policy, QuotaRow
 from broker.core.routing import make_router
+from broker.core.state import Worker
 from broker.wire.messages import Load
 from tests.unit.core.cluster import Cluster, a_policy, a_spec, keys, of, only
 
@@ -121,3 +124,25 @@ def test_a_row_is_kept_for_the_more_urgent_of_two_models() -> None:
         small += of(Dispatch, cluster.hold(spec))
         small += of(Dispatch, cluster.end(small.pop(0)))
     assert "acme.large" in keys(Dispatch, cluster.decisions)
+
+
+def test_a_more_urgent_job_that_can_keep_nothing_takes_nothing_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The only worker with its adapter has no slot: not for a moment is the large job's free."""
+    cluster, small = a_claim(a_policy())
+    cluster.join("w2", models=("other", "poet"), slots=1)
+    given(cluster, a_spec("busy", model="other", prompt_tokens=1))
+    cluster.beat("w2", models=("tiny", "other", "poet"), slots=1)
+    kept = cluster.scheduler.views.claims()
+    freed: list[Worker] = []
+    monkeypatch.setattr(cluster.scheduler._mind.router, "unclaim", freed.append)
+    urgent = a_spec("urgent", band=1, adapter="poet", prompt_tokens=1)
+    cluster.hold(replace(urgent, enqueued_at_s=cluster.at_s - 2 * LATE_S))
+    why = cluster.scheduler.views.why("acme.urgent")
+    assert why is not None
+    assert not why.leased
+    assert not freed
+    assert cluster.scheduler.views.claims() == kept
+    cluster.end(small[0])
+    assert "beta.s4" not in keys(Dispatch, cluster.decisions)
