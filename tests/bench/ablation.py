@@ -86,6 +86,7 @@ EVERYWHERE = ("conversation @ 3", "synthetic @ 6")
 PARTS = (
     Part("hold for the best worker", EVERYWHERE, {"hold_for_affinity": False}),
     Part("late binding", EVERYWHERE, {"backlog_s_max": UNBOUNDED_S, "hold_for_affinity": False}),
+    Part("joining a long prompt", (*EVERYWHERE, "conversation @ 5"), {"join_s_max": 0.0}),
     Part("least uncached work first", EVERYWHERE, order={"wait_credit": 1e6, "candidates_max": 1}),
     Part("bias", EVERYWHERE, {"bias": 0.0}),
     Part("decoding in the score", EVERYWHERE, {"decode_weight": 0.0, "slowdown_weight": 0.0}),
