@@ -58,14 +58,16 @@ class Gate:
             and waiting.output_tokens_expected >= smaller.output_tokens
             and not self._has_another_claim(waiting, smaller)
         )
-        if not needless and waiting.least_tokens:
-            needless = self._is_too_long(waiting, pool)
         if needless:
             waiting.held_by = _lacking(pool)
-        return needless
+            return True
+        return waiting.least_tokens > 0 and self._is_too_long(waiting, pool)
 
     def _is_too_long(self, waiting: Waiting, pool: Pool) -> bool:
-        """Say whether all workers have prompts to prefill, and this one is too long to join any."""
+        """Say whether all workers have prompts to prefill, and this one is too long to join any.
+
+        What holds it was told when it was looked at, and is the same still.
+        """
         is_batch = waiting.job.band == BATCH_BAND
         most_tokens = pool.most_tokens.get(is_batch)
         if most_tokens is None:

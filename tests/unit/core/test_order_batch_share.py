@@ -113,6 +113,7 @@ def test_many_held_lines_are_not_looked_at_again_and_again(monkeypatch: pytest.M
     monkeypatch.setattr(router, "place", counted)
     cluster.says()
     assert sum("line" in key for key in placed) <= 4
+    assert cluster.held_by("acme.line-150") is HeldBy.BATCH_SHARE
 
 
 def test_a_line_too_long_for_all_keeps_nobody_smaller_from_where_batch_may_not_go() -> None:
