@@ -104,13 +104,17 @@ class Known(Struct, eq=False):
         prompt_tokens = self.need.prompt_tokens
         least_tokens = max(1, prompt_tokens - int(self.most_tokens_held))
         full = pool.is_full_for(self.job, self.need.output_tokens)
+        whole = pool.whole
         self.placement = Placement(
             None,
             0,
             prompt_tokens,
             0.0,
             full=full,
-            confined=not full and pool.whole is not None and least_tokens < pool.whole.most_tokens,
+            # Rooms are told by octaves: where those of batch may be as large, it lacks just room.
+            confined=not full
+            and whole is not None
+            and pool.most_tokens <= least_tokens < whole.most_tokens,
             least_tokens=least_tokens,
         )
         return self.placement

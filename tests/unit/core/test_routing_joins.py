@@ -149,6 +149,13 @@ def test_the_most_that_some_worker_takes_is_told_by_octaves() -> None:
     assert place.router.most_tokens("unknown", batch=True) == 0.0
 
 
+def test_a_line_that_lacks_just_room_is_not_told_that_workers_are_kept_from_it() -> None:
+    """Nobody's prefixes live there: it may have every worker, and claim one like any other job."""
+    place = behind_a_long_one()
+    placement = place.place(place.spec(prompt_tokens=JOIN_TOKENS + 1, band=3))
+    assert (placement.worker, placement.confined) == (None, False)
+
+
 class Busy(Cluster):
     """Two workers that prefill a long prompt, and jobs too long to join them."""
 
@@ -220,3 +227,16 @@ def test_short_ones_do_not_keep_a_long_one_waiting_for_ever() -> None:
             return
         cluster.tick(0.005)
     pytest.fail("it was never given")
+
+
+def test_a_line_that_short_ones_pass_has_room_kept_for_it() -> None:
+    """It misses the room that is left by a few tokens, which is nobody's share."""
+    cluster = Busy(waiting=0)
+    line = a_spec("line", band=3, prompt_tokens=JOIN_TOKENS + 1, enqueued_at_s=cluster.at_s)
+    cluster.hold(line)
+    cluster.tick(1.0)
+    cluster.beat("w1")
+    cluster.hold(a_spec("short", stream_sequence=9, enqueued_at_s=cluster.at_s))
+    claimant = cluster.scheduler._mind.claims.of("tiny")
+    assert claimant is not None
+    assert claimant.job is line
