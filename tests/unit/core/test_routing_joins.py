@@ -156,6 +156,18 @@ def test_a_line_that_lacks_just_room_is_not_told_that_workers_are_kept_from_it()
     assert (placement.worker, placement.confined) == (None, False)
 
 
+@pytest.mark.parametrize(("tokens", "worker"), [(7000, "w2"), (16_000, "w0"), (None, "w0")])
+def test_a_forced_job_joins_as_any_other_does(tokens: int | None, worker: str) -> None:
+    """An empty cache is no reason to wait long for a first token, or to compute twice (None)."""
+    place = Place(3, join_s_max=JOIN_S, forced_share=1.0, hold_for_affinity=False)
+    place.at_s += 1000.0
+    place.change("w2", reported_at_s=place.at_s)
+    place.router.cache_lost(place.workers["w2"])
+    runs = () if tokens else (SYSTEM,)
+    place.give(place.spec(*runs, **({"prompt_tokens": tokens} if tokens else {})), "w2")
+    assert where(place, *runs, ("own", 1)) == worker
+
+
 class Busy(Cluster):
     """Two workers that prefill a long prompt, and jobs too long to join them."""
 
