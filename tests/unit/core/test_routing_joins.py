@@ -11,6 +11,7 @@ from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.routing import make_router
 from broker.core.scheduler import Scheduler
+from broker.core.scoring import TRUST_MAX
 from tests.unit.core.cluster import EPOCH, Cluster, a_policy, a_spec, keys, of, only
 from tests.unit.core.routing_builders import CACHE_AWARE, SYSTEM, Place, a_worker, where
 
@@ -166,6 +167,20 @@ def test_a_forced_job_joins_as_any_other_does(tokens: int | None, worker: str) -
     runs = () if tokens else (SYSTEM,)
     place.give(place.spec(*runs, **({"prompt_tokens": tokens} if tokens else {})), "w2")
     assert where(place, *runs, ("own", 1)) == worker
+
+
+def test_a_job_is_too_long_only_if_it_is_with_all_that_may_be_found() -> None:
+    """An engine that finds more than its blocks tell may have room for what seems too long."""
+    place = behind_a_long_one()
+    place.warm("w0", SYSTEM)
+    place.change("w0", trust=TRUST_MAX)
+    first = place.give(place.spec(prompt_tokens=JOIN_TOKENS - 1), "w0")
+    job = place.spec(SYSTEM, ("own", 9))
+    placement = place.place(job)
+    place.end(first)
+    assert placement.worker is None
+    assert 0 < placement.least_tokens < place.router.most_tokens("tiny", batch=False)
+    assert place.place(job).worker is place.workers["w0"]
 
 
 class Busy(Cluster):
