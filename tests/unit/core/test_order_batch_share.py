@@ -89,6 +89,15 @@ def test_lines_wait_for_their_workers_and_people_do_not() -> None:
     assert (following.key, following.worker) == ("acme.line-1", first.worker)
 
 
+def test_a_line_that_is_passed_over_is_told_the_same() -> None:
+    """It is too long to join the line before it, and home has room for it still."""
+    cluster = Beside()
+    cluster.hold(*lines(0, 2, enqueued_at_s=cluster.at_s))
+    for _ in range(3):
+        cluster.says()
+        assert cluster.held_by("acme.line-1") is HeldBy.BATCH_SHARE
+
+
 def test_a_line_goes_to_an_idle_worker_when_nobody_came_back() -> None:
     """No event but time is needed: it is not held longer than `online_prefix_s`."""
     cluster = Beside()
