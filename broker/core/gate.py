@@ -156,7 +156,8 @@ class Gate:
             self.hold(waiting, HeldBy.AFFINITY)
         elif placement.confined:
             self.hold(waiting, HeldBy.BATCH_SHARE)
-            pool.closed_to_batch = not placement.least_tokens  # Else smaller ones may find room.
+            # Else smaller ones may find room, or those that need no adapter.
+            pool.closed_to_batch = not placement.least_tokens and not waiting.job.adapter
         elif not placement.servable:
             self.hold(waiting, HeldBy.NO_WORKERS)
             pool.closed = not waiting.job.adapter  # Nobody may have an adapter that others lack.
