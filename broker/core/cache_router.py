@@ -23,7 +23,7 @@ from broker.core.policy import RoutingPolicy
 from broker.core.prefix_index import PrefixIndex
 from broker.core.prefix_search import depth_of
 from broker.core.roster import Pool, Roster
-from broker.core.scoring import Scored, need_of
+from broker.core.scoring import TRUST_MAX, Scored, need_of
 from broker.core.seat import Seat
 from broker.core.state import Lease, Worker
 from broker.core.stickiness import Stickiness
@@ -43,10 +43,6 @@ TRUST_SHARE = 0.1
 
 TRUST_MIN = 0.1
 """Trust never falls so far that a worker could not win it back."""
-
-TRUST_MAX = 1.25
-"""Most that a worker is credited beyond what our blocks tell: engines match to the token, so of the
-block in which two prompts part they find some too."""
 
 
 class CacheAwareRouter:

@@ -171,7 +171,7 @@ class Chooser:
         self._look_back(known, pool, at_s)
         every = self._scored_all(known, pool, at_s)
         self._latest = (known, self._state(known, at_s), every)
-        forced = self._forced(known, pool, at_s)
+        forced = self._forced(known, pool, every, at_s)
         if forced is not None:
             return known.answer(forced)  # Whatever is cached elsewhere, and worth waiting for.
         scored = self._within_replicas(every, known, pool)
@@ -197,10 +197,7 @@ class Chooser:
         Who computes the job's prefix just now has room once that is done: in one step with it, the
         engine would compute it twice.
         """
-        able = [one for one in scored if one.fits]
-        if any(one.wait_s for one in able):
-            latest_s = min([one.ttft_s for one in scored]) + self._policy.hold_s_max
-            able = [one for one in able if not one.wait_s or one.ttft_s <= latest_s]
+        able = self._in_time([one for one in scored if one.fits], scored)
         best = self._best(able)
         while best is not None and known.is_under_way(best):
             best.fits = False
@@ -208,7 +205,14 @@ class Chooser:
             best = self._best(able)
         return best
 
-    def _forced(self, known: Known, pool: Pool, at_s: float) -> Scored | None:
+    def _in_time(self, able: list[Scored], scored: list[Scored]) -> list[Scored]:
+        """Leave out backlogs that bring the first token much later than the best does."""
+        if not any(one.wait_s for one in able):
+            return able
+        latest_s = min([one.ttft_s for one in scored]) + self._policy.hold_s_max
+        return [one for one in able if not one.wait_s or one.ttft_s <= latest_s]
+
+    def _forced(self, known: Known, pool: Pool, scored: list[Scored], at_s: float) -> Scored | None:
         """Return the worker with an empty cache that this job must fill, if it is one of a few."""
         share = self._policy.forced_share
         if not share or crc32(known.job.key.encode()) >= share * HASHES:
@@ -218,8 +222,8 @@ class Chooser:
         for seat in self._roster.cold(pool, at_s=at_s):
             if may_serve(seat, need.job, known.excluded):
                 one = self._scored(seat, need, known.hit_tokens(seat), at_s)
-                free += [one] if one.fits else []
-        return self._best(free)
+                free += [one] if one.fits and not known.is_under_way(one) else []
+        return self._best(self._in_time(free, scored))
 
     def _within_replicas(self, scored: list[Scored], known: Known, pool: Pool) -> list[Scored]:
         """Leave only the holders of a prefix that has enough of them, while one is not overloaded.

@@ -60,20 +60,24 @@ class Gate:
         )
         if needless:
             waiting.held_by = _lacking(pool)
-            return True
-        return waiting.least_tokens > 0 and self._is_too_long(waiting, pool)
+        return needless or (waiting.least_tokens > 0 and self._is_too_long(waiting, pool))
 
     def _is_too_long(self, waiting: Waiting, pool: Pool) -> bool:
-        """Say whether all workers have prompts to prefill, and this one is too long to join any.
+        """Say whether all workers have prompts to prefill, and this one is too long to join any."""
+        is_batch, tokens = waiting.job.band == BATCH_BAND, waiting.least_tokens
+        if tokens < self._most_tokens(pool, batch=is_batch) or self._mind.claims.may_claim(waiting):
+            return False
+        is_shut_out = is_batch and tokens < self._most_tokens(pool, batch=False)
+        waiting.held_by = HeldBy.BATCH_SHARE if is_shut_out else _lacking(pool)
+        return True
 
-        What holds it was told when it was looked at, and is the same still.
-        """
-        is_batch = waiting.job.band == BATCH_BAND
-        most_tokens = pool.most_tokens.get(is_batch)
+    def _most_tokens(self, pool: Pool, *, batch: bool) -> float:
+        """Tell how long a prompt has room at most; asked once until something opens."""
+        most_tokens = pool.most_tokens.get(batch)
         if most_tokens is None:
-            most_tokens = self._mind.router.most_tokens(pool.model, batch=is_batch)
-            pool.most_tokens[is_batch] = most_tokens
-        return waiting.least_tokens >= most_tokens and not self._mind.claims.may_claim(waiting)
+            most_tokens = self._mind.router.most_tokens(pool.model, batch=batch)
+            pool.most_tokens[batch] = most_tokens
+        return most_tokens
 
     def _has_another_claim(self, waiting: Waiting, smaller: TooLarge) -> bool:
         """Say whether a job finds room where a smaller one found none, or may claim some."""
@@ -152,7 +156,8 @@ class Gate:
             self.hold(waiting, HeldBy.AFFINITY)
         elif placement.confined:
             self.hold(waiting, HeldBy.BATCH_SHARE)
-            pool.closed_to_batch = not placement.least_tokens  # Else smaller ones may find room.
+            # Else smaller ones may find room, or those that need no adapter.
+            pool.closed_to_batch = not placement.least_tokens and not waiting.job.adapter
         elif not placement.servable:
             self.hold(waiting, HeldBy.NO_WORKERS)
             pool.closed = not waiting.job.adapter  # Nobody may have an adapter that others lack.

@@ -11,7 +11,7 @@ from broker.core.heat import Spread
 from broker.core.placement import Placement
 from broker.core.prefix_search import Level
 from broker.core.roster import Pool
-from broker.core.scoring import Need, Scored
+from broker.core.scoring import TRUST_MAX, Need, Scored
 from broker.core.seat import FOREVER, Seat
 from broker.core.size_intervals import NO_PULL, Pull
 from broker.core.stickiness import Key
@@ -102,15 +102,20 @@ class Known(Struct, eq=False):
         self.is_held, self.until_s = False, FOREVER
         self.seat, self.stamp, self.score = None, 0, FOREVER
         prompt_tokens = self.need.prompt_tokens
-        least_tokens = max(1, prompt_tokens - int(self.most_tokens_held))
+        # More may be found than is known to be held.
+        least_tokens = max(1, prompt_tokens - int(TRUST_MAX * self.most_tokens_held))
         full = pool.is_full_for(self.job, self.need.output_tokens)
+        whole = pool.whole
         self.placement = Placement(
             None,
             0,
             prompt_tokens,
             0.0,
             full=full,
-            confined=not full and pool.whole is not None and least_tokens < pool.whole.most_tokens,
+            # Rooms are told by octaves: where those of batch may be as large, it lacks just room.
+            confined=not full
+            and whole is not None
+            and pool.most_tokens <= least_tokens < whole.most_tokens,
             least_tokens=least_tokens,
         )
         return self.placement

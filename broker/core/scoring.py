@@ -34,6 +34,10 @@ LONG_PROMPT_TOKENS = 8192
 COLD_LOAD_RATIO = 0.5
 """What the load of a worker with a new cache counts."""
 
+TRUST_MAX = 1.25
+"""Most that a worker is credited beyond what our blocks tell: engines match to the token, so of the
+block in which two prompts part they find some too."""
+
 WEIGHTED_TIE = 0.005
 """weighted: smaller differences are noise: half a percent of the whole range of one term."""
 

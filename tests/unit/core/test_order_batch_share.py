@@ -89,6 +89,32 @@ def test_lines_wait_for_their_workers_and_people_do_not() -> None:
     assert (following.key, following.worker) == ("acme.line-1", first.worker)
 
 
+def test_a_line_that_is_passed_over_is_told_the_same() -> None:
+    """It is too long to join the line before it, and home has room for it still."""
+    cluster = Beside()
+    cluster.hold(*lines(0, 2, enqueued_at_s=cluster.at_s))
+    for _ in range(3):
+        cluster.says()
+        assert cluster.held_by("acme.line-1") is HeldBy.BATCH_SHARE
+
+
+def test_a_line_without_its_adapter_s_worker_closes_nothing_to_the_others() -> None:
+    """Home has it too, and is closed to batch; a third worker, without it, takes any line."""
+    cluster = Beside(join_s_max=0.0)
+    for name in ("w1", "w2"):
+        cluster.beat(name, models=("tiny", "poet"))
+    for _ in range(2):
+        cluster.says()
+        cluster.wait(THINK_S)
+    poets = lines(0, 2, adapter="poet", enqueued_at_s=cluster.at_s)
+    first = only(Dispatch, cluster.hold(*poets))
+    assert first.worker != cluster.home
+    assert cluster.held_by("acme.line-1") is HeldBy.BATCH_SHARE
+    cluster.join("w3", slots=2)
+    other = lines(2, 1, enqueued_at_s=cluster.at_s)
+    assert keys(Dispatch, cluster.hold(*other)) == ["acme.line-2"]
+
+
 def test_a_line_goes_to_an_idle_worker_when_nobody_came_back() -> None:
     """No event but time is needed: it is not held longer than `online_prefix_s`."""
     cluster = Beside()

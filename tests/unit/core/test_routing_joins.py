@@ -11,6 +11,7 @@ from broker.core.placement import Placement
 from broker.core.policy import RoutingPolicy
 from broker.core.routing import make_router
 from broker.core.scheduler import Scheduler
+from broker.core.scoring import TRUST_MAX
 from tests.unit.core.cluster import EPOCH, Cluster, a_policy, a_spec, keys, of, only
 from tests.unit.core.routing_builders import CACHE_AWARE, SYSTEM, Place, a_worker, where
 
@@ -149,6 +150,39 @@ def test_the_most_that_some_worker_takes_is_told_by_octaves() -> None:
     assert place.router.most_tokens("unknown", batch=True) == 0.0
 
 
+def test_a_line_that_lacks_just_room_is_not_told_that_workers_are_kept_from_it() -> None:
+    """Nobody's prefixes live there: it may have every worker, and claim one like any other job."""
+    place = behind_a_long_one()
+    placement = place.place(place.spec(prompt_tokens=JOIN_TOKENS + 1, band=3))
+    assert (placement.worker, placement.confined) == (None, False)
+
+
+@pytest.mark.parametrize(("tokens", "worker"), [(7000, "w2"), (16_000, "w0"), (None, "w0")])
+def test_a_forced_job_joins_as_any_other_does(tokens: int | None, worker: str) -> None:
+    """An empty cache is no reason to wait long for a first token, or to compute twice (None)."""
+    place = Place(3, join_s_max=JOIN_S, forced_share=1.0, hold_for_affinity=False)
+    place.at_s += 1000.0
+    place.change("w2", reported_at_s=place.at_s)
+    place.router.cache_lost(place.workers["w2"])
+    runs = () if tokens else (SYSTEM,)
+    place.give(place.spec(*runs, **({"prompt_tokens": tokens} if tokens else {})), "w2")
+    assert where(place, *runs, ("own", 1)) == worker
+
+
+def test_a_job_is_too_long_only_if_it_is_with_all_that_may_be_found() -> None:
+    """An engine that finds more than its blocks tell may have room for what seems too long."""
+    place = behind_a_long_one()
+    place.warm("w0", SYSTEM)
+    place.change("w0", trust=TRUST_MAX)
+    first = place.give(place.spec(prompt_tokens=JOIN_TOKENS - 1), "w0")
+    job = place.spec(SYSTEM, ("own", 9))
+    placement = place.place(job)
+    place.end(first)
+    assert placement.worker is None
+    assert 0 < placement.least_tokens < place.router.most_tokens("tiny", batch=False)
+    assert place.place(job).worker is place.workers["w0"]
+
+
 class Busy(Cluster):
     """Two workers that prefill a long prompt, and jobs too long to join them."""
 
@@ -220,3 +254,16 @@ def test_short_ones_do_not_keep_a_long_one_waiting_for_ever() -> None:
             return
         cluster.tick(0.005)
     pytest.fail("it was never given")
+
+
+def test_a_line_that_short_ones_pass_has_room_kept_for_it() -> None:
+    """It misses the room that is left by a few tokens, which is nobody's share."""
+    cluster = Busy(waiting=0)
+    line = a_spec("line", band=3, prompt_tokens=JOIN_TOKENS + 1, enqueued_at_s=cluster.at_s)
+    cluster.hold(line)
+    cluster.tick(1.0)
+    cluster.beat("w1")
+    cluster.hold(a_spec("short", stream_sequence=9, enqueued_at_s=cluster.at_s))
+    claimant = cluster.scheduler._mind.claims.of("tiny")
+    assert claimant is not None
+    assert claimant.job is line

@@ -2,9 +2,10 @@
 
 import pytest
 
-from broker.core.cache_router import TRUST_MAX, TRUST_MIN, CacheAwareRouter
+from broker.core.cache_router import TRUST_MIN, CacheAwareRouter
 from broker.core.policy import RoutingPolicy
 from broker.core.routing import make_router
+from broker.core.scoring import TRUST_MAX
 from broker.core.unconfirmed import CONFIRM_REPORTS_MAX
 from broker.wire.messages import CacheSummary
 from tests.unit.core.routing_builders import (
