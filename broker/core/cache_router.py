@@ -195,7 +195,7 @@ class CacheAwareRouter:
         self._note_sticky(known, worker, at_s)
         for holding in known.useful[:1]:
             self._heat.note(job.blocks[holding.depth_blocks - 1], at_s=at_s)
-        start = depth_of(seat.bit, known.levels)
+        start = lease.held_blocks = depth_of(seat.bit, known.levels)
         if seat.slot_cache is not None:
             self._index.drop(worker.index, seat.slot_cache.begin(lease, depth_blocks=start))
         self._index.hold(worker.index, job.blocks, start=start)

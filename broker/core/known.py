@@ -77,7 +77,7 @@ class Known(Struct, eq=False):
         for lease in seat.worker.prefilling.values():
             others = lease.job.blocks
             if len(others) >= depth and others[depth - 1] == blocks[depth - 1]:
-                return lease.hit_tokens < one.hit_tokens
+                return lease.held_blocks < depth  # Of tokens either may believe more.
         return False
 
     def answer(self, chosen: Scored, *, held_until_s: float | None = None) -> Placement:

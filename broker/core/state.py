@@ -43,6 +43,8 @@ class Lease:
     """Of the prompt, as predicted."""
     output_tokens_expected: int
     output_tokens: int = 0
+    held_blocks: int = 0
+    """Of the prompt's blocks, those that its worker was known to hold when it was given."""
     prefilled: bool = False
     accepted: bool = False
     """The worker said so, or listed it."""

@@ -130,6 +130,20 @@ def test_nobody_joins_who_computes_its_prefix_just_now() -> None:
     assert place.place(asks).worker is place.workers["w0"]
 
 
+@pytest.mark.parametrize(("trust", "later", "tokens"), [(0.95, 0.99, 1990), (1.0, 1.0, 2079)])
+def test_who_has_the_prefix_and_computes_what_comes_after_it_is_joined(
+    trust: float, later: float, tokens: int
+) -> None:
+    """More is believed of the same blocks now: by more trust, or by more tokens in each."""
+    place = Place(1, join_s_max=JOIN_S)
+    place.warm("w0", SYSTEM)
+    place.change("w0", trust=trust)
+    first = place.give(place.spec(SYSTEM, ("one", 20)), "w0")
+    assert first.hit_tokens > 0
+    place.change("w0", trust=later)
+    assert where(place, SYSTEM, ("two", 1), prompt_tokens=tokens) == "w0"
+
+
 def test_a_short_one_goes_where_its_first_token_comes_sooner() -> None:
     """To a worker with nothing to prefill, if there is one."""
     place = Place(2, join_s_max=JOIN_S)
