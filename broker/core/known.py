@@ -65,7 +65,12 @@ class Known(Struct, eq=False):
     @property
     def most_tokens_held(self) -> float:
         """How much of the prompt the worker that holds most of it has."""
-        return max((one.hit_tokens for one in self.useful), default=0.0)
+        return self.useful[0].hit_tokens if self.useful else 0.0  # The deepest stands first.
+
+    @property
+    def least_tokens(self) -> int:
+        """What must be computed of it at whoever holds most; more may be found than is known."""
+        return max(1, self.need.prompt_tokens - int(TRUST_MAX * self.most_tokens_held))
 
     def is_under_way(self, one: Scored) -> bool:
         """Say whether a worker is still prefilling, for another job, what it has of this one."""
@@ -94,6 +99,7 @@ class Known(Struct, eq=False):
             prompt_tokens - chosen.hit_tokens,
             chosen.prefill_s,
             worker.id if is_held else "",
+            least_tokens=self.least_tokens,
         )
         return self.placement
 
@@ -101,9 +107,7 @@ class Known(Struct, eq=False):
         """Keep the answer that nobody has room."""
         self.is_held, self.until_s = False, FOREVER
         self.seat, self.stamp, self.score = None, 0, FOREVER
-        prompt_tokens = self.need.prompt_tokens
-        # More may be found than is known to be held.
-        least_tokens = max(1, prompt_tokens - int(TRUST_MAX * self.most_tokens_held))
+        prompt_tokens, least_tokens = self.need.prompt_tokens, self.least_tokens
         full = pool.is_full_for(self.job, self.need.output_tokens)
         whole = pool.whole
         self.placement = Placement(

@@ -359,6 +359,7 @@ class Order:
         )
         mind.queues.remove(waiting)
         mind.leases(lease, worker)
+        pool.most_tokens.clear()  # It may be less now: who is too long needs no look.
         if mind.claims:
             mind.claims.left(waiting)
         worker.dispatched_at_s = mind.at_s

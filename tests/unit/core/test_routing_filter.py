@@ -40,7 +40,11 @@ def test_a_worker_that_may_not_serve_gets_nothing(policy: str, field: dict[str, 
     assert where(place) == ""
     place.change("w0", **before)
     job = place.spec(prompt_tokens=80)
-    assert place.place(job) == Placement(place.workers["w0"], 0, 80, 80 / 8000)
+    found = place.place(job)
+    assert found == Placement(
+        place.workers["w0"], 0, 80, 80 / 8000, least_tokens=found.least_tokens
+    )
+    assert found.least_tokens == (0 if policy == "round_robin" else 80)
 
 
 @pytest.mark.parametrize("policy", [*CACHE_AWARE, "round_robin"])
