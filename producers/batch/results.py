@@ -131,6 +131,7 @@ class Results:
                 state.reopen_all()
                 state.marks = Marks()
             marks = Marks()
+        self.checkpoint()  # What is read back must not be lost once it is noted.
         self._read_back(state, self._output, marks.output, may_cut=not missing)
         self._read_back(state, self._errors, marks.errors, may_cut=not missing)
         with state.transaction():
@@ -173,15 +174,21 @@ class Results:
             ended.append((_state_of(result, is_output=is_output), number))
             end = position + len(text)
             if len(ended) >= RECOVER_LINES:
-                _note(state, ended)
-        _note(state, ended)
+                _note(state, ended, end, is_output=is_output)
+        _note(state, ended, end, is_output=is_output)
         if end < file.size:
             file.cut(end)
 
 
-def _note(state: State, ended: list[tuple[LineState, int]]) -> None:
+def _note(state: State, ended: list[tuple[LineState, int]], upto: int, *, is_output: bool) -> None:
+    """Note lines as ended, and how far their file is accounted for, both or neither.
+
+    A run that dies between the two would find lines there that ended and are not accounted for.
+    """
     with state.transaction():
         state.end(ended)
+        marks = state.marks
+        state.marks = Marks(upto, marks.errors) if is_output else Marks(marks.output, upto)
     ended.clear()
 
 

@@ -2,8 +2,11 @@
 alone.
 """
 
+import contextlib
 import errno
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -207,3 +210,31 @@ def test_a_damaged_state_file_is_told(tmp_path: Path) -> None:
     files.state_path.write_bytes(b"no database" * 1000)
     with pytest.raises(OutputUnusable, match="state file"):
         files.state()
+
+
+@pytest.mark.parametrize("dies_at", range(8))
+def test_a_run_that_dies_while_it_takes_over_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
+    """Whatever was noted by then: a line that ended is in the part that is accounted for."""
+    files = Files(tmp_path)
+    with files.results() as results:
+        results.write([a_result(n) for n in range(1, 6)] + [an_error(n) for n in range(6, 11)])
+    monkeypatch.setattr("producers.batch.results.RECOVER_LINES", 2)
+    steps = 0
+    transaction = State.transaction
+
+    @contextmanager
+    def dying(self: State) -> Generator[None, None, None]:
+        nonlocal steps
+        steps += 1
+        if steps > dies_at:
+            raise KeyboardInterrupt
+        with transaction(self):
+            yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "transaction", dying)
+        with contextlib.suppress(KeyboardInterrupt):
+            files.recover()
+    assert files.recover() == Counts(open=10, completed=5, failed=5)
