@@ -4,10 +4,11 @@ Reuse of a cached prefix pulls jobs together, load pushes them apart; the score 
 (`scoring`). Only `candidates` need a score: holders of the prefix, and the least loaded few that
 hold none of it.
 
-Jobs wait at the broker, not in workers (late binding). A job whose best worker has no room waits
-for it while that worker, wait included, is still better than the best one with room, and for no
-longer than that gains: what the wait was predicted to save bounds what it may cost, so a wrong
-guess costs twice at most (ski rental).
+Jobs wait at the broker, not in workers (late binding), but for short ones: those join the last step
+of the long prompt that their best worker prefills. A job whose best worker has no room waits for it
+while that worker, wait included, is still better than the best one with room, and for no longer
+than that gains: what the wait was predicted to save bounds what it may cost, so a wrong guess costs
+twice at most (ski rental).
 
 Ties go to the worker that was given nothing for longest. An answer stands until it could be
 another: its chosen worker changed, or a worker became better than that one, or its time is over.
