@@ -82,8 +82,8 @@ class Estimates:
         if run_s <= 0 or cost_tokens <= 0:
             return
         queue = self._mind.ledger.queue_of(lease)
-        self._pace(queue.pool).runs.ran(cost_tokens, run_s)
-        self._flow(queue).runs.ran(cost_tokens, run_s)
+        for runs in (self._pace(queue.pool).runs, self._flow(queue).runs):
+            runs.ran(cost_tokens, run_s, at_s=self._mind.at_s)
 
     def dispatched(self, lease: Lease) -> None:
         """Learn from a dispatch how fast its pool works, and judge what its owner was told."""
@@ -93,7 +93,7 @@ class Estimates:
         pace.dispatched(lease.cost_tokens)
         work_tokens = float(mind.costs.work_tokens(lease.job))
         for one in (flow, pace.bands[queue.band]):
-            one.dispatched(cost_tokens=lease.cost_tokens, work_tokens=work_tokens)
+            one.dispatched(cost_tokens=lease.cost_tokens, work_tokens=work_tokens, at_s=mind.at_s)
         told = self._told.pop(lease.job.key, None)
         if told is None:
             return

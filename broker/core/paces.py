@@ -19,6 +19,10 @@ from broker.wire.ids import BANDS
 PACE_JOBS = 50.0
 """Jobs that a queue's and a pool's means remember."""
 
+PACE_S_MIN = 60.0
+"""The means remember at least so long, however fast jobs come: 50 jobs of the conversation trace at
+8 times its speed are two seconds, and what those cost is no more than their draw."""
+
 DRAIN_JOBS = 100.0
 """Dispatches that a pool's rate remembers: their cost varies by about its mean, so the rate is
 known within 10 %."""
@@ -36,6 +40,12 @@ half of each is expected."""
 
 KEEP = 1.0 - 1.0 / PACE_JOBS
 
+
+def _keep(seconds: float) -> float:
+    """Tell what remains of a mean's sums when a job comes so long after the last."""
+    return max(KEEP, math.exp(-seconds / PACE_S_MIN))
+
+
 QueueKey = tuple[str, int]
 """Lane and band."""
 
@@ -47,12 +57,16 @@ class Runs:
     cost_tokens: float = 0.0
     run_s: float = 0.0
     jobs: float = 0.0
+    at_s: float = 0.0
+    """When the last of them ended."""
 
-    def ran(self, cost_tokens: float, run_s: float) -> None:
+    def ran(self, cost_tokens: float, run_s: float, *, at_s: float) -> None:
         """Learn from a job that ended."""
-        self.cost_tokens = self.cost_tokens * KEEP + cost_tokens
-        self.run_s = self.run_s * KEEP + run_s
-        self.jobs = self.jobs * KEEP + 1.0
+        keep = _keep(at_s - self.at_s)
+        self.at_s = at_s
+        self.cost_tokens = self.cost_tokens * keep + cost_tokens
+        self.run_s = self.run_s * keep + run_s
+        self.jobs = self.jobs * keep + 1.0
 
     @property
     def slot_tokens_s(self) -> float:
@@ -81,6 +95,8 @@ class Flow:
     cost_tokens: float = 1.0
     """Moving sums of what its jobs cost when dispatched, and of their work without any cache."""
     work_tokens: float = 1.0
+    cost_at_s: float = 0.0
+    """When the last of them was dispatched."""
     runs: Runs = field(default_factory=Runs)
     sizes: SizeFactors = field(default_factory=SizeFactors)
 
@@ -90,10 +106,12 @@ class Flow:
         self.recent_tokens_s += work_tokens / RECENT_S
         self.usual_tokens_s += work_tokens / USUAL_S
 
-    def dispatched(self, *, cost_tokens: float, work_tokens: float) -> None:
+    def dispatched(self, *, cost_tokens: float, work_tokens: float, at_s: float) -> None:
         """Learn which part of its work a job came to cost."""
-        self.cost_tokens = self.cost_tokens * KEEP + cost_tokens
-        self.work_tokens = self.work_tokens * KEEP + work_tokens
+        keep = _keep(at_s - self.cost_at_s)
+        self.cost_at_s = at_s
+        self.cost_tokens = self.cost_tokens * keep + cost_tokens
+        self.work_tokens = self.work_tokens * keep + work_tokens
 
     def arrivals_tokens_s(self, at_s: float) -> float:
         """Expect the cost of what arrives a second."""

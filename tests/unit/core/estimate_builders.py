@@ -1,7 +1,7 @@
 """A pool that has learned, and what is asked of its wait estimates."""
 
 from broker.core.decisions import Dispatch
-from broker.core.paces import Pace
+from broker.core.paces import PACE_JOBS, PACE_S_MIN, Pace
 from broker.core.policy import PressurePolicy, QuotaRow
 from broker.core.queues import Queue
 from tests.unit.core.cluster import LANE, MODEL, Cluster, a_policy, a_spec, only
@@ -19,11 +19,18 @@ def a_pool(
     cluster = Cluster(a_policy(*rows, pressure=PressurePolicy(online_floor_share=floor_share)))
     cluster.join("w1", slots=slots)
     for _ in range(jobs):
+        pass_a_job_s(cluster)
         cluster.end(only(Dispatch, cluster.hold(a_spec("warm", lane="beta", band=0))), run_s=run_s)
     forget_arrivals(cluster)
     cluster.hold_many(slots, prefix="busy", lane="beta", band=0)
     forget_arrivals(cluster)
     return cluster
+
+
+def pass_a_job_s(cluster: Cluster) -> None:
+    """Let so much time pass that means remember as many jobs by the minute as by their number."""
+    cluster.at_s += PACE_S_MIN / PACE_JOBS
+    cluster.beat("w1")
 
 
 def forget_arrivals(cluster: Cluster) -> None:

@@ -10,7 +10,14 @@ from broker.core.events import DrainRequested, QueueDepth
 from broker.core.policy import BandPolicy, LanePolicy, Policy, PressurePolicy, QuotaRow
 from broker.wire.messages import Usage
 from tests.unit.core.cluster import LANE, MODEL, Cluster, a_policy, a_spec, of, only
-from tests.unit.core.estimate_builders import a_pool, a_queue, forget_arrivals, pace_of, wait_s
+from tests.unit.core.estimate_builders import (
+    a_pool,
+    a_queue,
+    forget_arrivals,
+    pace_of,
+    pass_a_job_s,
+    wait_s,
+)
 
 
 def waits_of(cluster: Cluster, count: int, **fields: object) -> list[float]:
@@ -117,6 +124,7 @@ def test_the_pace_follows_the_jobs_that_end() -> None:
     before = wait_s(cluster)
     busy = of(Dispatch, cluster.decisions)[-1]
     for n in range(200):
+        pass_a_job_s(cluster)
         cluster.end(busy, run_s=4.0)
         busy = only(Dispatch, cluster.hold(a_spec(f"x{n}", band=0)))
     forget_arrivals(cluster)
@@ -127,6 +135,7 @@ def test_one_odd_job_moves_the_pace_by_one_part_in_fifty() -> None:
     """A job that took fifty times as long doubles the estimate, no more."""
     cluster = a_pool(run_s=2.0)
     before = wait_s(cluster)
+    pass_a_job_s(cluster)
     cluster.end(of(Dispatch, cluster.decisions)[-1], run_s=100.0)
     only(Dispatch, cluster.hold(a_spec("x", band=0)))
     forget_arrivals(cluster)
@@ -245,7 +254,7 @@ def test_work_counts_as_what_it_comes_to_cost() -> None:
     first, last = (estimates.wait_s(queue, position=place) for place in (0, 20))
     flow = pace_of(cluster).flow((LANE, 2), at_s=cluster.at_s)
     for _ in range(300):
-        flow.dispatched(cost_tokens=100.0, work_tokens=200.0)
+        flow.dispatched(cost_tokens=100.0, work_tokens=200.0, at_s=cluster.at_s)
     again, sooner = (estimates.wait_s(queue, position=place) for place in (0, 20))
     assert again == first
     assert sooner - first == pytest.approx((last - first) / 2, rel=0.02)
