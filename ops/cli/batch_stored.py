@@ -96,6 +96,15 @@ def hand_in(
     )
 
 
+def require_endpoint(endpoint: str) -> None:
+    """Check the endpoint of a batch; empty for that of its first good line. Raises Misused."""
+    from producers.request import ENDPOINTS
+
+    if endpoint and endpoint not in ENDPOINTS:
+        message = f"--endpoint {endpoint!r} is none of {', '.join(ENDPOINTS)}"
+        raise Misused(message)
+
+
 def api_key_name(key: str) -> str:
     """Check the name of an API key; empty for none. Raises Misused."""
     from broker.wire.ids import MalformedName, require_token
