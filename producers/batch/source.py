@@ -118,6 +118,9 @@ class _Peekable(Source, Protocol):
 @contextmanager
 def open_input(path: str) -> Generator[Source]:
     """Open an input and decompress it as its first bytes say. Raises InputUnusable."""
+    if not path:
+        message = "no input is named; name a file, or - for standard input"
+        raise InputUnusable(message)
     with _told(path):
         # Of standard input a reader of its own: the interpreter can't end while a thread waits
         # inside `sys.stdin`. Closed below, once the caller is done.

@@ -12,7 +12,7 @@ from pathlib import Path
 from broker.bus.base import Bus, BusError, NoStream, NotFound, StreamFull
 from broker.bus.files import FileGone, Files, FilesFull, FileTooLarge, new_file_id
 from broker.wire import subjects
-from broker.wire.files import FileInfo
+from broker.wire.files import FileInfo, filename
 from producers.batch.lines import Request, parse_line
 from producers.batch.room import Disk
 from producers.batch.source import STDIN, Line, open_input, plain_size
@@ -89,7 +89,7 @@ class Desk:
         info = FileInfo(
             id=new_file_id(),
             lane=self._lane,
-            filename="stdin.jsonl" if path == STDIN else Path(path).name[:256],
+            filename=filename("stdin.jsonl" if path == STDIN else Path(path).name),
             purpose=INPUT_PURPOSE,
             created_at_s=now_s,
             expires_at_s=now_s + FILE_LIFE_S,

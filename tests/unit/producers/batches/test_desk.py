@@ -1,6 +1,7 @@
 """Batches from a shell: handed in from files, watched, fetched; and how they are told."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,17 @@ async def test_the_endpoint_is_that_of_the_first_good_line(tmp_path: Path) -> No
             stored = await place.files.find(batch.input_file_id)
             assert stored is not None
             assert b"".join([part async for part in place.files.content(stored)]) == content
+
+
+async def test_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
+    """It is told as far as it can be."""
+    source = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    source.write_bytes(b"\n".join(lines(2)))
+    async with a_place() as place:
+        batch = await handed_in(place, source)
+        stored = await place.files.find(batch.input_file_id)
+        assert stored is not None
+        assert stored.filename == "caf?.jsonl"
 
 
 async def test_what_can_not_be_handed_in(tmp_path: Path) -> None:
