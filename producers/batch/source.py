@@ -213,8 +213,11 @@ def _line(source: Source, raw: bytes, number: int) -> Line | None:
 
 
 def line_of(raw: bytes, number: int) -> Line:
-    """Make a line of its bytes: without its end, blanks around it and the mark of a first line."""
-    text = (raw.removeprefix(_BOM) if number == 1 else raw).strip(_BLANK)
+    """Make a line of its bytes: without its end, blanks around it and a byte order mark before it.
+
+    A mark stands in the midst where files that began with one were joined.
+    """
+    text = raw.removeprefix(_BOM).strip(_BLANK)
     return Line(number, text, _signed(xxhash.xxh3_64_intdigest(text)))
 
 
