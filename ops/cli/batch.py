@@ -288,6 +288,8 @@ def _run(plan: "Plan", found: "ProducerConfig", *, quiet: bool, again: bool = Fa
 
     try:
         report = uvloop.run(_run_async(plan, found, quiet=quiet, again=again))
+    except errors.BadLink as error:
+        raise Misused(str(error)) from error
     except errors.Unreachable as error:
         message = f"{error}. Run the same command again then: it goes on from here"
         raise Unreachable(message) from error

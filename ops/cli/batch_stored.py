@@ -321,6 +321,8 @@ def _at_desk(found: "ProducerConfig", do: "Callable[[Desk], Awaitable[_R]]") -> 
     lane = lane_of(found)
     try:
         return uvloop.run(_connected(found, lane, do))
+    except errors.BadLink as error:
+        raise Misused(str(error)) from error
     except errors.Unreachable as error:
         raise Unreachable(str(error)) from error
     except (BadBatch, BatchError, errors.UnknownLane) as error:

@@ -83,6 +83,8 @@ def submit(  # noqa: PLR0913 - one parameter is one flag.
         uvloop.run(_submit(found, request, fields, as_json=json))
     except asyncio.CancelledError:
         return ExitCode.INTERRUPTED  # By SIGTERM or SIGHUP: what became of it was told.
+    except errors.BadLink as error:
+        raise Misused(str(error)) from error
     except errors.Unreachable as error:
         raise Unreachable(str(error)) from error
     except errors.BadRequest as error:
