@@ -68,7 +68,12 @@ CREDS_BYTES_MAX = 1_000_000
 
 def _check_creds(path: Path) -> None:
     """Raises BadLink when it is no file of a sensible size."""
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # In a folder that may not be entered.
+        message = f"{path} can't be read: {(error.strerror or str(error)).lower()}"
+        raise BadLink(message) from error
+    if not is_file:
         message = f"no credentials file {path}"
         raise BadLink(message)
     if path.stat().st_size > CREDS_BYTES_MAX:

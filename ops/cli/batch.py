@@ -138,7 +138,10 @@ def _resolved(path: Path) -> Path:
     if not path.name:
         message = f"{path} names no file; name one"
         raise Misused(message)
-    return path if path.exists() and not found.exists() else found
+    try:
+        return path if path.exists() and not found.exists() else found
+    except OSError:
+        return found  # Whoever opens it says why it can't be.
 
 
 @app.command

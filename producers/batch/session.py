@@ -5,8 +5,8 @@ waits for a disk.
 """
 
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -42,7 +42,8 @@ class Session:
         self.plan = plan
         self.results_were_missing = False
         self._unmarked: list[tuple[LineState, int]] = []
-        _check_paths(plan)
+        with _places_told():
+            _check_paths(plan)
         with ExitStack() as stack:
             self.results = stack.enter_context(Results(plan.output, plan.errors))
             self.state = stack.enter_context(State(plan.state))
@@ -167,6 +168,16 @@ def _state_of(end: Ended) -> LineState:
     return LineState.BAD if end.final else LineState.FAILED
 
 
+@contextmanager
+def _places_told() -> Generator[None]:
+    """Tell in a sentence of a folder that may not be entered, a name that is too long."""
+    try:
+        yield
+    except OSError as error:
+        message = f"{error.filename} can't be written or read ({error.strerror}); name another"
+        raise OutputUnusable(message) from error
+
+
 def _check_paths(plan: Plan) -> None:
     for path in (plan.output, plan.errors):
         if path.exists() and not path.is_file():
@@ -176,6 +187,8 @@ def _check_paths(plan: Plan) -> None:
             message = f"there is no folder {path.parent}; make it, or name another --output"
             raise OutputUnusable(message)
     read = None if plan.input == STDIN else Path(plan.input)
+    if read is not None:
+        read.exists()  # Raises for a folder that may not be entered.
     for path in (plan.output, plan.errors, *plan.files_beside):
         if read is not None and path.exists() and path.samefile(read):
             message = f"{path} is the input itself, and would be written; name another --output"

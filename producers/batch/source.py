@@ -131,9 +131,9 @@ def open_input(path: str) -> Generator[Source]:
 
 def plain_size(path: str) -> int:
     """Bytes of an input that is a plain file; 0 where they are not known before it is read."""
-    if path == STDIN or not Path(path).is_file():
-        return 0
     try:
+        if path == STDIN or not Path(path).is_file():
+            return 0
         with Path(path).open("rb") as raw:
             is_packed = raw.read(len(_ZSTD_MAGIC)).startswith((_GZIP_MAGIC, _ZSTD_MAGIC))
             return 0 if is_packed else os.fstat(raw.fileno()).st_size

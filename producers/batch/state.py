@@ -316,7 +316,12 @@ def read_identity(output: Path) -> Identity:
     """Read what batch an output belongs to. Raises OutputUnusable when it is none's."""
     path = state_of(output)
     identity = None
-    if path.exists():
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        message = f"{path} can't be read ({error.strerror}); name another output"
+        raise OutputUnusable(message) from error
+    if is_there:
         with State(path) as state:
             identity = state.identity
     if identity is None:

@@ -271,6 +271,7 @@ def test_nothing_to_connect_to_is_exit_code_3(tmp_path: Path) -> None:
         (["--errors", "out.jsonl.state"], "needs beside its results"),
         (["--output", "in.jsonl"], "is the input itself"),
         (["--output", ""], "names no file"),
+        (["--output", "x" * 300], "can't be written or read (File name too long)"),
         (["--endpoint", "/v1/chat"], "--endpoint '/v1/chat' is none of /v1/chat/completions"),
         (["--config", "absent.toml"], "absent.toml"),
     ],

@@ -68,6 +68,7 @@ async def test_answer_that_is_none() -> None:
 BAD_LINKS = (
     (["--url", "http://h:1"], "not a NATS URL"),
     (["--url", "nats://h:99999"], "not a NATS URL"),
+    (["--creds", "x" * 300], "can't be read: file name too long"),
     (["--creds", "absent.creds"], "no credentials file absent.creds"),
 )
 

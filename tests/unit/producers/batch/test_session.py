@@ -120,6 +120,17 @@ def test_the_error_file_is_the_one_it_was_begun_with(tmp_path: Path) -> None:
     assert read_identity(output).errors_of(output) == default
 
 
+@pytest.mark.parametrize("field", ["input", "output", "errors"])
+def test_a_place_that_can_not_be_looked_at(tmp_path: Path, field: str) -> None:
+    """A name too long, a folder that may not be entered: told as the place it is."""
+    a_plan(tmp_path, lines(1))
+    place = tmp_path / ("x" * 300)
+    value = str(place) if field == "input" else place
+    refused(tmp_path, OutputUnusable, "x can't be written or read", **{field: value})
+    with pytest.raises(OutputUnusable, match="can't be read"):
+        read_identity(place)
+
+
 def test_a_named_pipe_is_read_once(tmp_path: Path) -> None:
     """No survey: it would eat the input."""
     os.mkfifo(tmp_path / "pipe")

@@ -90,6 +90,8 @@ async def test_what_can_not_be_handed_in(tmp_path: Path) -> None:
     async with a_place() as place:
         with pytest.raises(InputUnusable):
             await handed_in(place, tmp_path / "none.jsonl")
+        with pytest.raises(InputUnusable, match="File name too long"):
+            await handed_in(place, tmp_path / ("x" * 300))
         large = tmp_path / "large.jsonl"
         large.write_bytes(b"x" * 11)
         with pytest.raises(BadBatch):
