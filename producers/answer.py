@@ -17,10 +17,27 @@ def answer_text(body: bytes) -> str:
     return "".join(_output_texts(answer.get("output")))
 
 
+def beside_text(body: bytes) -> str:
+    """Say what an answer has beside the text of its first choice; empty for nothing."""
+    answer = _mapping(_parsed(body))
+    choices = _list(answer.get("choices"))
+    message = _mapping(_mapping(_first(choices)).get("message"))
+    calls = len(_list(message.get("tool_calls"))) + sum(
+        str(_mapping(item).get("type", "")).endswith("_call")
+        for item in _list(answer.get("output"))
+    )
+    found = (
+        f"{len(choices)} choices" if len(choices) > 1 else "",
+        f"{calls} calls of tools" if calls else "",
+    )
+    return " and ".join(filter(None, found))
+
+
 def piece_text(data: bytes) -> str:
-    """Text of one server-sent event of a streamed answer; empty for all others."""
+    """Text of one server-sent event of a streamed answer: of its first choice, as of the whole."""
     event = _mapping(_parsed(data))
-    choice = _mapping(_first(event.get("choices")))
+    choices = map(_mapping, _list(event.get("choices")))
+    choice = _mapping(next((one for one in choices if not one.get("index")), None))
     for found in (_mapping(choice.get("delta")).get("content"), choice.get("text")):
         if isinstance(found, str):
             return found

@@ -13,6 +13,10 @@ class Unreachable(ProducerError):
     """The cluster could not be reached. Whether a job is stored is unknown: reuse its id."""
 
 
+class BadLink(Unreachable):
+    """The URL or the credentials can't be: no server was asked, and another try helps nothing."""
+
+
 class ClientClosed(ProducerError):
     """The client was closed while somebody waited on it; the jobs go on."""
 

@@ -18,6 +18,7 @@ from broker.wire.prompt import (
     prompt_text,
     prompt_tokens_estimate,
 )
+from broker.wire.splice import with_fields
 from producers.errors import BadRequest, BodyTooLarge
 from producers.naming import resolve
 
@@ -159,9 +160,12 @@ def _read(body: Mapping[str, object] | bytes, model: str) -> tuple[Mapping[str, 
         lacks_model = bool(model) and "model" not in known
         if lacks_model:
             known = {**known, "model": model}
-        raw = body if isinstance(body, bytes) and not lacks_model else orjson.dumps(known)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError, TypeError) as error:
-        # orjson itself gives up at 254 (writing) or 1,024 levels (reading).
+        if isinstance(body, bytes):
+            raw = with_fields(body, {"model": model}) if lacks_model else body
+        else:
+            raw = orjson.dumps(known)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError, TypeError, RecursionError) as error:
+        # orjson itself gives up at 254 (writing) or 1,024 levels (reading), msgspec in between.
         is_deep = any(word in str(error) for word in ("ecursion", "depth limit"))
         message = _TOO_DEEP if is_deep else f"the body is no JSON: {error}"
         raise BadRequest(message) from error

@@ -6,6 +6,7 @@ from typing import cast
 import orjson
 
 from broker.wire.messages import Job
+from broker.wire.splice import with_fields
 
 
 class ModelNames:
@@ -38,4 +39,7 @@ class ModelNames:
         asked = cast("dict[str, object]", fields)
         if asked.get("model") == name:
             return job.body
-        return orjson.dumps({**asked, "model": name})
+        try:
+            return with_fields(job.body, {"model": name})
+        except RecursionError:
+            return job.body  # Refused as too deep before its model is looked at.

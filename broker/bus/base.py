@@ -27,6 +27,10 @@ class BusError(Exception):
     """Root of everything a bus raises."""
 
 
+class BadLink(BusError):
+    """Where to connect, or as whom, can't be: no server was asked, and none will be."""
+
+
 class LinkDown(BusError):
     """The server can't be reached now. Nothing was sent, or it is not known whether it arrived."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from broker.bus.background import Background
-from broker.bus.base import BusError, LinkDown, Timeout
+from broker.bus.base import BadLink, BusError, LinkDown, Timeout
 from broker.bus.containment import Contained
 from broker.bus.logs import Log
 from broker.bus.nats_wire import Credentials, RawHandler, RefusedCredentials, Wire
@@ -87,16 +87,16 @@ def parse_urls(url: str | Sequence[str], credentials: Credentials) -> LinkOption
 
 
 def _parts(url: str) -> tuple[SplitResult, str, int]:
-    """Take a URL apart; also its host as a URL has it, and its port. Raises BusError."""
+    """Take a URL apart; also its host as a URL has it, and its port. Raises BadLink."""
     text = url.strip()
     message = f"not a NATS URL: {url!r} (nats://host:port)"
     try:
         parts = urlsplit(text if "://" in text else f"nats://{text}")
         port = PORT if parts.port is None else parts.port
     except ValueError as error:
-        raise BusError(message) from error
+        raise BadLink(message) from error
     if parts.scheme not in ("nats", "tls") or not parts.hostname or not port:
-        raise BusError(message)
+        raise BadLink(message)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return parts, host, port
 

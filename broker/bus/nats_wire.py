@@ -25,7 +25,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-from broker.bus.base import BusError, LinkDown, PayloadTooLarge
+from broker.bus.base import BadLink, BusError, LinkDown, PayloadTooLarge
 from broker.bus.containment import Contained
 from broker.bus.logs import Log
 
@@ -67,13 +67,18 @@ CREDS_BYTES_MAX = 1_000_000
 
 
 def _check_creds(path: Path) -> None:
-    """Raises BusError when it is no file of a sensible size."""
-    if not path.is_file():
+    """Raises BadLink when it is no file of a sensible size."""
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # In a folder that may not be entered.
+        message = f"{path} can't be read: {(error.strerror or str(error)).lower()}"
+        raise BadLink(message) from error
+    if not is_file:
         message = f"no credentials file {path}"
-        raise BusError(message)
+        raise BadLink(message)
     if path.stat().st_size > CREDS_BYTES_MAX:
         message = f"{path} is no credentials file: it is larger than {CREDS_BYTES_MAX:,} bytes"
-        raise BusError(message)
+        raise BadLink(message)
 
 
 class RefusedCredentials(BusError):
@@ -99,7 +104,7 @@ class Wire(Client):
         self._must_encrypt = False
 
     async def dial(self, url: str, *, name: str, credentials: Credentials) -> None:
-        """Connect, or raise LinkDown, RefusedCredentials, BusError. Bounded by the caller."""
+        """Connect, or raise LinkDown, RefusedCredentials, BadLink. Bounded by the caller."""
         self._must_encrypt = url.startswith("tls://") or credentials.tls is not None
         creds = credentials.creds_file
         if creds is not None:
@@ -134,7 +139,7 @@ class Wire(Client):
             message = (
                 f"a credentials file needs a package that is missing: pip install {error.name}"
             )
-            raise BusError(message) from error
+            raise BadLink(message) from error
         except BaseException:
             await self.end()
             raise

@@ -3,6 +3,13 @@
 from broker.wire.fields import Count, Seconds, ShortText, Token
 from broker.wire.messages import Record
 
+FILENAME_CHARS_MAX = 256
+
+
+def filename(name: str) -> str:
+    """Fit a name for `FileInfo`: cut, and a ? for what is no text (bytes of an old encoding)."""
+    return name.encode(errors="replace").decode()[:FILENAME_CHARS_MAX]
+
 
 class FileInfo(Record, frozen=True, kw_only=True):
     """A file of a lane: the value of its key in the FILES bucket. Without it there is no file."""

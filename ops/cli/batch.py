@@ -107,6 +107,7 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
     """
     from producers.batch.plan import Plan, default_errors
 
+    batch_stored.require_endpoint(endpoint)
     found = settings(config, cluster, lane=lane)
     if detach:
         window = window or batch_stored.WINDOW
@@ -114,9 +115,10 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
     if output is None:
         message = "name an --output for the results, or --detach and fetch them later"
         raise Misused(message)
+    output = _resolved(output)
     plan = Plan(
         input=input_file,
-        output=_resolved(output),
+        output=output,
         errors=_resolved(errors or default_errors(output)),
         lane=lane_of(found),
         window_s=None if window is None else seconds(window, what="--window"),
@@ -128,9 +130,18 @@ def run(  # noqa: PLR0913 - one parameter is one flag.
 
 
 def _resolved(path: Path) -> Path:
-    """The file that is meant; what leads to none (`/dev/stdout`) keeps the name it is told by."""
+    """The file that is meant; what leads to none (`/dev/stdout`) keeps the name it is told by.
+
+    Raises Misused where none is named.
+    """
     found = path.resolve()
-    return path if path.exists() and not found.exists() else found
+    if not path.name:
+        message = f"{path} names no file; name one"
+        raise Misused(message)
+    try:
+        return path if path.exists() and not found.exists() else found
+    except OSError:
+        return found  # Whoever opens it says why it can't be.
 
 
 @app.command
@@ -168,7 +179,7 @@ def retry(  # noqa: PLR0913 - one parameter is one flag.
     round. Exit codes as of `run`.
     """
     from producers.batch.errors import BatchError
-    from producers.batch.plan import Plan, default_errors
+    from producers.batch.plan import Plan
     from producers.batch.state import read_identity
 
     found = settings(config, cluster, lane=None)
@@ -177,16 +188,16 @@ def retry(  # noqa: PLR0913 - one parameter is one flag.
         identity = read_identity(output)
     except BatchError as error:
         raise Misused(str(error)) from error
-    if identity.input == "-" and input_file is None:
+    if identity.input in ("", "-") and input_file is None:
+        how = "came from a pipe" if identity.input else "has a name that is no UTF-8"
         message = (
-            f"the input of {output} came from a pipe; give it again: --input FILE, or --input - "
-            "and a pipe"
+            f"the input of {output} {how}; give it again: --input FILE, or --input - and a pipe"
         )
         raise Misused(message)
     plan = Plan(
         input=input_file or identity.input,
         output=output,
-        errors=_resolved(errors or default_errors(output)),
+        errors=_resolved(errors or identity.errors_of(output)),
         lane=identity.lane,
         window_s=None if window is None else seconds(window, what="--window"),
         concurrency=concurrency,
@@ -231,6 +242,7 @@ def check(
     if tokens_per_second is not None and tokens_per_second <= 0:
         message = "--tokens-per-second must be above 0"
         raise Misused(message)
+    batch_stored.require_endpoint(endpoint)
     found = settings(config, cluster, lane=lane)
     offered = None if lane is None else uvloop.run(ask_cluster(found, lane_of(found)))
     offer = offered.offer if offered else None
@@ -257,7 +269,7 @@ def _detach(
     from ops.cli.output import note, say
     from producers.batch.plan import state_of
 
-    if output is not None and state_of(output).exists():
+    if output is not None and state_of(_resolved(output)).exists():
         message = (
             f"{output} holds results of a run that was begun here; go on with it without --detach, "
             "or name another --output"
@@ -279,6 +291,8 @@ def _run(plan: "Plan", found: "ProducerConfig", *, quiet: bool, again: bool = Fa
 
     try:
         report = uvloop.run(_run_async(plan, found, quiet=quiet, again=again))
+    except errors.BadLink as error:
+        raise Misused(str(error)) from error
     except errors.Unreachable as error:
         message = f"{error}. Run the same command again then: it goes on from here"
         raise Unreachable(message) from error

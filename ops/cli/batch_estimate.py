@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ops.cli.errors import CommandError, Unreachable
+from ops.cli.errors import CommandError, Misused, Unreachable
 
 if TYPE_CHECKING:
     from broker.bus.base import Bus
@@ -32,10 +32,10 @@ class Offered:
 
 
 async def ask_cluster(found: "ProducerConfig", lane: str) -> Offered:
-    """Ask which models the lane has, and how fast the workers are. Raises Unreachable."""
+    """Ask which models the lane has, and how fast the workers are. Raises Unreachable, Misused."""
+    from producers import errors
     from producers.client import Client
     from producers.connecting import connect_bus
-    from producers.errors import Unreachable as NoServer
 
     try:
         async with (
@@ -46,7 +46,9 @@ async def ask_cluster(found: "ProducerConfig", lane: str) -> Offered:
                 message = f"the cluster offers nothing to lane {lane!r}; is a broker running?"
                 raise Unreachable(message)
             return Offered(client.offer, await _rates(bus))
-    except NoServer as error:
+    except errors.BadLink as error:
+        raise Misused(str(error)) from error
+    except errors.Unreachable as error:
         raise Unreachable(str(error)) from error
 
 

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from ops.cli.connection import HERE, Cluster
 from ops.cli.errors import CommandError, ExitCode, Misused, Unreachable
 from ops.cli.producing import ConfigFlag, LaneFlag, lane_of, seconds, settings
+from ops.cli.result_files import require_writable
 
 if TYPE_CHECKING:
     from producers.batches.desk import Desk
@@ -93,6 +94,15 @@ def hand_in(
             api_key_name=named,
         ),
     )
+
+
+def require_endpoint(endpoint: str) -> None:
+    """Check the endpoint of a batch; empty for that of its first good line. Raises Misused."""
+    from producers.request import ENDPOINTS
+
+    if endpoint and endpoint not in ENDPOINTS:
+        message = f"--endpoint {endpoint!r} is none of {', '.join(ENDPOINTS)}"
+        raise Misused(message)
 
 
 def api_key_name(key: str) -> str:
@@ -190,21 +200,26 @@ def results(
 ) -> int:
     """Fetch a batch's results; of one that still runs, what stands now.
 
+    What was fetched of it before is replaced, and nothing else is: another --output is to be named
+    where something stands.
+
     Exit codes as of `watch`, and 1 too while it runs.
     """
     from ops.cli.output import note, say
     from producers.batch.plan import default_errors
+    from producers.batches.place import require_own
 
+    require_writable(output)
     places = (output.resolve(), (errors or default_errors(output)).resolve())
-    if places[0] == places[1]:
-        message = "--output and --errors are the same file; name two"
-        raise Misused(message)
+    require_writable(*places)
 
     async def fetch(desk: "Desk") -> "Batch":
         batch = await desk.shelf.get(batch_id)
+        for path in places:  # Also where there is no file for it: it would be taken for one.
+            require_own(path, batch_id=batch_id)
         for file_id, path in zip((batch.output_file_id, batch.error_file_id), places, strict=True):
             if file_id:
-                await desk.fetch(file_id, path)
+                await desk.fetch(file_id, path, batch_id=batch_id)
         return batch
 
     batch = _at_desk(settings(config, cluster, lane=lane), fetch)
@@ -306,6 +321,8 @@ def _at_desk(found: "ProducerConfig", do: "Callable[[Desk], Awaitable[_R]]") -> 
     lane = lane_of(found)
     try:
         return uvloop.run(_connected(found, lane, do))
+    except errors.BadLink as error:
+        raise Misused(str(error)) from error
     except errors.Unreachable as error:
         raise Unreachable(str(error)) from error
     except (BadBatch, BatchError, errors.UnknownLane) as error:

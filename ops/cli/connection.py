@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ops.cli.errors import CommandError, Unreachable, masked
+from ops.cli.errors import CommandError, Misused, Unreachable, masked
 
 if TYPE_CHECKING:  # `--help` must answer before the bus is imported.
     from broker.bus.base import Bus
@@ -43,8 +43,11 @@ HERE = Cluster()
 async def connected(
     cluster: Cluster, credentials: "Credentials | None" = None
 ) -> AsyncGenerator["NatsBus"]:
-    """Connect for the time of one command; `cluster.creds` goes first. Raises Unreachable."""
-    from broker.bus.base import BusError
+    """Connect for the time of one command; `cluster.creds` goes first.
+
+    Raises Unreachable, Misused.
+    """
+    from broker.bus.base import BadLink, BusError
     from broker.bus.nats import connect
     from broker.bus.nats_wire import Credentials, RefusedCredentials
 
@@ -62,6 +65,9 @@ async def connected(
             " --url or INFERLANE_URL, or a file as --creds"
         )
         raise Unreachable(message) from error
+    except BadLink as error:
+        message = f"{error}; see --url or INFERLANE_URL, and --creds or INFERLANE_CREDS"
+        raise Misused(message) from error
     except BusError as error:
         message = f"{error}; say with --url or INFERLANE_URL where NATS is, or start nats-server"
         raise Unreachable(message) from error

@@ -3,6 +3,10 @@
 While its modules load nothing is begun, and Ctrl-C ends it without a word. Later a command tells
 what became of its work; then the process dies of the signal, as shells expect: one that ended with
 a code of its own would have taken Ctrl-C for itself, and a loop around it would go on.
+
+Whoever starts it may have closed its standard streams (`<&-`, some schedulers): then nothing else
+may take their places. The event loop gives up the process when one of its sockets stands there, and
+what prints would write into a file that does.
 """
 
 import os
@@ -13,6 +17,7 @@ from contextlib import suppress
 
 def main() -> int:
     """Run the command line; return its exit code, or die of SIGINT when it was interrupted."""
+    _hold_standard_streams()
     # Not where it is ignored already, as behind `nohup` or `&` in a script.
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_heard:
@@ -31,6 +36,18 @@ def main() -> int:
     if code == ExitCode.INTERRUPTED:
         _die_of_sigint()
     return code
+
+
+def _hold_standard_streams() -> None:
+    """Let nothing stand where a standard stream was closed; children have the same nothing."""
+    for stream in range(3):
+        try:
+            os.fstat(stream)
+        except OSError:
+            # The lowest place that is free: this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - no path; for all its life.
 
 
 def _die_of_sigint() -> None:

@@ -48,7 +48,7 @@ class Unreachable(CommandError):
 
 def explain(error: BaseException) -> tuple[str, ExitCode]:
     """Turn whatever ended a command into a sentence and an exit code."""
-    from broker.bus.base import BusError, LinkDown, NoResponders, Timeout
+    from broker.bus.base import BadLink, BusError, LinkDown, NoResponders, Timeout
     from broker.service.status import PageUnavailable
     from broker.wire.settings import SettingsError
     from producers.gateway.connections import AddressUnavailable
@@ -59,7 +59,7 @@ def explain(error: BaseException) -> tuple[str, ExitCode]:
             return explain(error.exceptions[0])
         case CommandError():
             text, code = str(error), error.code
-        case SettingsError():
+        case SettingsError() | BadLink():
             text, code = str(error), ExitCode.USAGE
         case LinkDown() | Timeout() | NoResponders():
             text, code = f"the message server does not answer: {error}", ExitCode.UNREACHABLE

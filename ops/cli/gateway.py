@@ -52,6 +52,8 @@ def gateway(
         raise Misused(message) from error
     try:
         main.run(chosen)
+    except errors.BadLink as error:
+        raise Misused(str(error)) from error
     except errors.Unreachable as error:
         raise Unreachable(str(error)) from error
 

@@ -47,6 +47,8 @@ async def lane_client(
             check_lane(named, known)
             async with Client(bus, lane=named, config=found.client) as client:
                 yield client
+    except errors.BadLink as error:
+        raise Misused(str(error)) from error
     except errors.Unreachable as error:
         raise Unreachable(str(error)) from error
     except errors.ProducerError as error:

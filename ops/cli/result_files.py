@@ -55,8 +55,10 @@ def _problem(place: Path) -> str:
         kind = "a folder" if place.is_dir() else "a device or a pipe"
         return f"it is {kind}; name a file"
     place.exists()  # Raises what `lexists` hides.
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+    if not folder.is_dir():
         return "name a file in a folder that exists"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "nobody may write into its folder as this user; name another"
     return ""
 
 

@@ -55,7 +55,7 @@ def submit(  # noqa: PLR0913 - one parameter is one flag.
     config: ConfigFlag = None,
     cluster: Cluster = HERE,
 ) -> int:
-    """Put one request in, wait for its answer and print it.
+    """Put one request in, wait for its answer and print its text; without any all of it, as JSON.
 
         inferlane submit "What is a lane?" --lane acme --model tiny --stream
 
@@ -83,6 +83,8 @@ def submit(  # noqa: PLR0913 - one parameter is one flag.
         uvloop.run(_submit(found, request, fields, as_json=json))
     except asyncio.CancelledError:
         return ExitCode.INTERRUPTED  # By SIGTERM or SIGHUP: what became of it was told.
+    except errors.BadLink as error:
+        raise Misused(str(error)) from error
     except errors.Unreachable as error:
         raise Unreachable(str(error)) from error
     except errors.BadRequest as error:
@@ -210,20 +212,29 @@ async def _cancelled(client: "Client", job_id: str) -> str:
 
 
 async def _print(ticket: "Ticket", *, stream: bool, as_json: bool) -> None:
-    from producers.answer import answer_text
+    from ops.cli.output import note
+    from producers.answer import answer_text, beside_text
 
     if stream and not as_json:
-        await _print_stream(ticket)
-        return
-    record = await ticket.result(raise_for_kind=True)
-    if as_json:
+        is_told = await _print_stream(ticket)
+        record = await ticket.result(raise_for_kind=True)
+    else:
+        record = await ticket.result(raise_for_kind=True)
+        text = "" if as_json else answer_text(record.body)
+        is_told = bool(text)
+        sys.stdout.write(f"{text}\n" if text else "")
+    if not is_told:
+        # Numbers, calls of tools, or nothing but why it ended: an empty line would hide them.
         sys.stdout.buffer.write(record.body.rstrip(b"\n") + b"\n")
-        return
-    sys.stdout.write(answer_text(record.body) + "\n")
+    elif more := beside_text(record.body):
+        note(f"the answer has {more}; --json prints all of it")
 
 
-async def _print_stream(ticket: "Ticket") -> None:
-    """Print pieces as they come; of a whole answer only the rest, where it goes on."""
+async def _print_stream(ticket: "Ticket") -> bool:
+    """Print pieces as they come; of a whole answer only the rest, where it goes on.
+
+    Says whether there was any text.
+    """
     from producers.answer import answer_text, piece_text
 
     printed = ""
@@ -237,7 +248,9 @@ async def _print_stream(ticket: "Ticket") -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         printed += text
-    sys.stdout.write("\n")
+    sys.stdout.write("\n" if printed else "")
+    sys.stdout.flush()
+    return bool(printed)
 
 
 def _with_engines_word(error: Exception) -> str:

@@ -64,7 +64,7 @@ def check_batch(
     models = None if offer is None else frozenset(offer.models)
     findings = Findings()
     with tempfile.TemporaryDirectory(prefix="inferlane-check-") as folder:
-        identity = new_identity(input_name=path, lane="check", band=3, window_s=1.0)
+        identity = new_identity(input_name="", lane="check", band=3, window_s=1.0)
         identity = msgspec.structs.replace(identity, endpoint=endpoint)
         with State(Path(folder) / "state") as state:
             reader = Reader(state, identity, build=partial(_build, offer), models=models)

@@ -1,13 +1,15 @@
 """One input line becomes a request, or one error with its number. Pure."""
 
+import json
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import cast
 
 import msgspec
 import orjson
 
-from producers.request import ENDPOINTS
+from producers.request import ENDPOINTS, NESTING_MAX
 
 CUSTOM_ID_CHARS_MAX = 512
 
@@ -15,6 +17,10 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """How a file of that encoding begins: what PowerShell's `>` writes."""
 
 _CUT_OFF = re.compile("truncated|unexpected end of data")
+_GOES_ON = re.compile("trailing characters|unexpected content after")
+_ID_FIRST = re.compile(rb'\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.){0,2048}")')
+"""Where a custom_id stands that nothing goes before: nearly everywhere."""
+
 _PLACE = re.compile(r": line 1 column \d+ \(char (\d+)\)$")
 """A parser's word on where it stopped; its line is not the file's."""
 
@@ -125,15 +131,60 @@ def _no_request(text: bytes, number: int, error: msgspec.ValidationError) -> Bad
 
 def _no_json(text: bytes, number: int, error: Exception) -> BadLine:
     """Tell what is no JSON; of a file in another form, what form it must have."""
-    if number == 1 and text.startswith(UTF_16):
+    known_id, lenient = _nearly_json(text)
+    if lenient:
+        said = lenient
+    elif isinstance(error, RecursionError) and not text.startswith(b"["):
+        said = f"nested more than {NESTING_MAX} levels deep; flatten it"
+    elif number == 1 and text.startswith(UTF_16):
         said = "the file is UTF-16; save it as UTF-8"
     elif text.startswith(b"["):
         said = "a JSON array begins here; a batch has one object a line (jq -c '.[]' makes it so)"
+    elif text.startswith(b"{") and _GOES_ON.search(str(error)):
+        end = "; lines end with LF, not with CR alone" if b"\r" in text else ""
+        said = f"more follows on the line after its object{end}"
     elif text.startswith(b"{") and _CUT_OFF.search(str(error)):
         said = "the object does not end on its line; one line each (jq -c . makes it so)"
     else:
         said = _PLACE.sub(r" (byte \1)", str(error))
-    return _bad(number, None, Code.INVALID_JSON_LINE, said)
+    return _bad(number, known_id, Code.INVALID_JSON_LINE, said)
+
+
+def _nearly_json(text: bytes) -> tuple[str | None, str]:
+    """Give the custom_id of a line that many programs write as JSON, and what is wrong with it.
+
+    Nothing of a line that is no JSON by any reading, and no words where it is nested too deeply.
+    """
+    try:
+        parsed: object = json.loads(text.decode())
+    except RecursionError:
+        first = _ID_FIRST.match(text)
+        return (_id_of(b'{"custom_id":%b}' % first[1]) if first else None), ""
+    except ValueError:
+        return None, ""
+    found = cast("dict[str, object]", parsed).get("custom_id") if isinstance(parsed, dict) else None
+    try:
+        orjson.loads(text)
+        said = ""
+    except orjson.JSONDecodeError as error:
+        is_half = "surrogate in string" in str(error)
+        said = _HALF_A_CHARACTER if is_half else _NO_NUMBER
+    return (found if isinstance(found, str) and _is_text(found) else None), said
+
+
+_HALF_A_CHARACTER = (
+    "a half of a character stands alone (\\ud83d and the like): its text was cut inside an emoji;"
+    " cut it before or after"
+)
+_NO_NUMBER = "NaN and Infinity are no JSON; write null, or leave the field out"
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _id_of(text: bytes) -> str | None:

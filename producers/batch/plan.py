@@ -44,8 +44,28 @@ class Plan:
 
     @property
     def input_name(self) -> str:
-        """The input as a path that means the same from anywhere; STDIN where it comes but once."""
-        return STDIN if self.is_pipe else str(Path(self.input).resolve())
+        """The input as a path that means the same from anywhere; STDIN where it comes but once.
+
+        Empty where its name is no UTF-8, as old systems have them: it can't be noted then.
+        """
+        return STDIN if self.is_pipe else noted(str(Path(self.input).resolve()))
+
+    @property
+    def errors_name(self) -> str:
+        """The error file, for whoever takes the batch up: seen from the output, so both can move.
+
+        Empty where it is the output's own, by its name.
+        """
+        if self.errors == default_errors(self.output):
+            return ""
+        is_beside = self.errors.parent == self.output.parent
+        return noted(self.errors.name if is_beside else str(self.errors))
+
+    @property
+    def files_beside(self) -> tuple[Path, ...]:
+        """What a run writes beside its results: the state, and the error file's next one."""
+        state = (Path(f"{self.state}{ending}") for ending in ("", "-wal", "-shm", "-journal"))
+        return next_errors(self.errors), *state
 
     @property
     def is_pipe(self) -> bool:
@@ -78,6 +98,20 @@ class Bounds:
 def state_of(output: Path) -> Path:
     """Name the state file of an output: `out.jsonl` gives `out.jsonl.state`."""
     return output.with_name(f"{output.name}.state")
+
+
+def next_errors(errors: Path) -> Path:
+    """Name the file that takes an error file's place when failed lines are run again."""
+    return errors.with_name(f"{errors.name}.new")
+
+
+def noted(name: str) -> str:
+    """Return a file's name if it can be noted as text, else nothing."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return ""
+    return name
 
 
 def default_errors(output: Path) -> Path:

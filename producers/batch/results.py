@@ -20,6 +20,7 @@ import msgspec
 from producers.batch.errors import OutputUnusable
 from producers.batch.lines import FINAL
 from producers.batch.outcome import Ended
+from producers.batch.plan import next_errors
 from producers.batch.state import LineState, Marks, State, id_hash
 
 RECOVER_LINES = 1000
@@ -141,7 +142,7 @@ class Results:
     def rewrite_errors(self, state: State) -> None:
         """Take those lines out of the error file that are open again; crash-safe, repeatable."""
         old = self._errors
-        path = old.path.with_name(old.path.name + ".new")
+        path = next_errors(old.path)
         with _told(path):
             path.unlink(missing_ok=True)
         new = _open(path)

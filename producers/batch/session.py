@@ -5,8 +5,8 @@ waits for a disk.
 """
 
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -42,7 +42,8 @@ class Session:
         self.plan = plan
         self.results_were_missing = False
         self._unmarked: list[tuple[LineState, int]] = []
-        _check_paths(plan)
+        with _places_told():
+            _check_paths(plan)
         with ExitStack() as stack:
             self.results = stack.enter_context(Results(plan.output, plan.errors))
             self.state = stack.enter_context(State(plan.state))
@@ -95,7 +96,9 @@ class Session:
             band=plan.band,
             window_s=WINDOW_S if plan.window_s is None else plan.window_s,
         )
-        identity = msgspec.structs.replace(identity, endpoint=plan.endpoint)
+        identity = msgspec.structs.replace(
+            identity, endpoint=plan.endpoint, errors=plan.errors_name
+        )
         if not plan.is_pipe:
             found = survey(plan.input)
             if not found.lines:
@@ -119,17 +122,25 @@ class Session:
         if plan.endpoint and identity.endpoint and plan.endpoint != identity.endpoint:
             message = f"{plan.output} was begun for {identity.endpoint}; name another --output"
             raise OutputUnusable(message)
+        begun = identity.errors_of(plan.output)
+        if begun != plan.errors and begun.exists():
+            message = (
+                f"failed lines of {plan.output} stand in {begun}, not {plan.errors}; name the same"
+                " --errors, or another --output"
+            )
+            raise OutputUnusable(message)
         if identity.digest and not plan.is_pipe:
             found = survey(plan.input)
             if found.digest != identity.digest:
                 how = f"{found.lines} lines of other content, it had {identity.lines}"
                 raise InputUnusable(changed(self.state, how))
         self.results_were_missing = self.results.recover(self.state)
-        if plan.window_s is not None and plan.window_s != identity.window_s:
-            identity = msgspec.structs.replace(identity, window_s=plan.window_s)
+        window_s = identity.window_s if plan.window_s is None else plan.window_s
+        now = msgspec.structs.replace(identity, window_s=window_s, errors=plan.errors_name)
+        if now != identity:
             with self.state.transaction():
-                self.state.identity = identity
-        return identity
+                self.state.identity = now
+        return now
 
     def _remove_unbegun(self) -> None:
         """Take away the files of a batch that read no line; what others wrote stays."""
@@ -157,6 +168,16 @@ def _state_of(end: Ended) -> LineState:
     return LineState.BAD if end.final else LineState.FAILED
 
 
+@contextmanager
+def _places_told() -> Generator[None]:
+    """Tell in a sentence of a folder that may not be entered, a name that is too long."""
+    try:
+        yield
+    except OSError as error:
+        message = f"{error.filename} can't be written or read ({error.strerror}); name another"
+        raise OutputUnusable(message) from error
+
+
 def _check_paths(plan: Plan) -> None:
     for path in (plan.output, plan.errors):
         if path.exists() and not path.is_file():
@@ -165,6 +186,14 @@ def _check_paths(plan: Plan) -> None:
         if not path.parent.is_dir():
             message = f"there is no folder {path.parent}; make it, or name another --output"
             raise OutputUnusable(message)
-        if plan.input != STDIN and path.exists() and path.samefile(plan.input):
-            message = f"{path} is the input itself; name another --output"
+    read = None if plan.input == STDIN else Path(plan.input)
+    if read is not None:
+        read.exists()  # Raises for a folder that may not be entered.
+    for path in (plan.output, plan.errors, *plan.files_beside):
+        if read is not None and path.exists() and path.samefile(read):
+            message = f"{path} is the input itself, and would be written; name another --output"
+            raise OutputUnusable(message)
+    for path in (plan.output, plan.errors):
+        if path.resolve() in [beside.resolve() for beside in plan.files_beside]:
+            message = f"{path} is a file that the run needs beside its results; name another"
             raise OutputUnusable(message)

@@ -118,6 +118,9 @@ class _Peekable(Source, Protocol):
 @contextmanager
 def open_input(path: str) -> Generator[Source]:
     """Open an input and decompress it as its first bytes say. Raises InputUnusable."""
+    if not path:
+        message = "no input is named; name a file, or - for standard input"
+        raise InputUnusable(message)
     with _told(path):
         # Of standard input a reader of its own: the interpreter can't end while a thread waits
         # inside `sys.stdin`. Closed below, once the caller is done.
@@ -128,9 +131,9 @@ def open_input(path: str) -> Generator[Source]:
 
 def plain_size(path: str) -> int:
     """Bytes of an input that is a plain file; 0 where they are not known before it is read."""
-    if path == STDIN or not Path(path).is_file():
-        return 0
     try:
+        if path == STDIN or not Path(path).is_file():
+            return 0
         with Path(path).open("rb") as raw:
             is_packed = raw.read(len(_ZSTD_MAGIC)).startswith((_GZIP_MAGIC, _ZSTD_MAGIC))
             return 0 if is_packed else os.fstat(raw.fileno()).st_size
@@ -210,8 +213,11 @@ def _line(source: Source, raw: bytes, number: int) -> Line | None:
 
 
 def line_of(raw: bytes, number: int) -> Line:
-    """Make a line of its bytes: without its end, blanks around it and the mark of a first line."""
-    text = (raw.removeprefix(_BOM) if number == 1 else raw).strip(_BLANK)
+    """Make a line of its bytes: without its end, blanks around it and a byte order mark before it.
+
+    A mark stands in the midst where files that began with one were joined.
+    """
+    text = raw.removeprefix(_BOM).strip(_BLANK)
     return Line(number, text, _signed(xxhash.xxh3_64_intdigest(text)))
 
 

@@ -23,7 +23,7 @@ import msgspec
 import xxhash
 
 from producers.batch.errors import OutputUnusable
-from producers.batch.plan import state_of
+from producers.batch.plan import default_errors, state_of
 
 _Value = TypeVar("_Value")
 _Missing = TypeVar("_Missing")
@@ -76,11 +76,17 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Of the input's content; empty for standard input, which is compared line by line."""
     lines: int = 0
     """In the input; 0 while not known."""
+    errors: str = ""
+    """The error file, seen from the output's folder; empty for the one that is named after it."""
 
     @property
     def deadline_at_s(self) -> float:
         """Unix time when the window is over."""
         return self.created_at_s + self.window_s
+
+    def errors_of(self, output: Path) -> Path:
+        """The error file of this batch, whose output stands here now."""
+        return output.parent / self.errors if self.errors else default_errors(output)
 
     def job_id(self, number: int, again: int) -> str:
         """Id of a line's job, the same on every run: what ran or runs already is found by it.
@@ -310,7 +316,12 @@ def read_identity(output: Path) -> Identity:
     """Read what batch an output belongs to. Raises OutputUnusable when it is none's."""
     path = state_of(output)
     identity = None
-    if path.exists():
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        message = f"{path} can't be read ({error.strerror}); name another output"
+        raise OutputUnusable(message) from error
+    if is_there:
         with State(path) as state:
             identity = state.identity
     if identity is None:

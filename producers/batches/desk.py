@@ -12,13 +12,13 @@ from pathlib import Path
 from broker.bus.base import Bus, BusError, NoStream, NotFound, StreamFull
 from broker.bus.files import FileGone, Files, FilesFull, FileTooLarge, new_file_id
 from broker.wire import subjects
-from broker.wire.files import FileInfo
-from producers.batch.errors import OutputUnusable
+from broker.wire.files import FileInfo, filename
 from producers.batch.lines import Request, parse_line
 from producers.batch.room import Disk
 from producers.batch.source import STDIN, Line, open_input, plain_size
 from producers.batches.errors import BadBatch, NoSuchFile
 from producers.batches.lines import Splitter
+from producers.batches.place import Place, require_own
 from producers.batches.records import Batch
 from producers.batches.shelf import FILE_LIFE_S, INPUT_PURPOSE, Shelf, Wanted
 from producers.errors import UnknownLane, Unreachable
@@ -89,7 +89,7 @@ class Desk:
         info = FileInfo(
             id=new_file_id(),
             lane=self._lane,
-            filename="stdin.jsonl" if path == STDIN else Path(path).name[:256],
+            filename=filename("stdin.jsonl" if path == STDIN else Path(path).name),
             purpose=INPUT_PURPOSE,
             created_at_s=now_s,
             expires_at_s=now_s + FILE_LIFE_S,
@@ -125,8 +125,10 @@ class Desk:
         finally:
             await subscription.unsubscribe()
 
-    async def fetch(self, file_id: str, path: Path) -> int:
-        """Write a file's bytes to `path`, which it replaces once it is whole; return how many.
+    async def fetch(self, file_id: str, path: Path, *, batch_id: str) -> int:
+        """Write a batch's file to `path`, where nothing else may stand; return its bytes.
+
+        What was fetched there before is replaced once the new one is whole.
 
         Raises NoSuchFile, OutputUnusable, FileGone, BusError.
         """
@@ -135,19 +137,16 @@ class Desk:
             message = f"there is no file {file_id!r} any more"
             raise NoSuchFile(message)
         disk = Disk()
-        part = path.with_name(path.name + ".part")
         size = 0
         try:
-            target = await disk.do(part.open, "wb")
+            await disk.do(require_own, path, batch_id=batch_id)
+            place = await disk.do(Place, path)
             try:
                 async for chunk in self.files.content(info):
-                    size += await disk.do(target.write, chunk)
+                    size += await disk.do(place.write, chunk)
+                await disk.do(place.take)
             finally:
-                await disk.do(target.close)
-            await disk.do(part.replace, path)
-        except OSError as error:
-            message = f"{path} can't be written: {error.strerror or error}"
-            raise OutputUnusable(message) from error
+                await disk.do(place.close)
         finally:
             disk.close()
         return size

@@ -50,6 +50,18 @@ class Connection(web.RequestHandler):
         self._watch: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
 
+    def data_received(self, data: bytes) -> None:
+        """Take what came; a body whose rest can't be read ends here, and not by its time."""
+        waiting = len(self._messages)
+        super().data_received(data)
+        request = self._current_request
+        if request is None or len(self._messages) <= waiting or request.content.is_eof():
+            return
+        # No request begins within a body: what came is the word that it can't be read.
+        self._messages.pop()
+        self.close()
+        request.content.set_exception(web.RequestPayloadError("its chunks can't be read"))
+
     def pause_writing(self) -> None:
         """Begin to watch whether the peer takes anything."""
         super().pause_writing()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from broker.bus.base import BusError
 from broker.bus.files import Files, new_file_id
-from broker.wire.files import FileInfo
+from broker.wire.files import FileInfo, filename
 from producers.batches.errors import NoSuchFile
 from producers.batches.results import entry_of
 from producers.batches.shelf import FILE_LIFE_S, INPUT_PURPOSE, Shelf
@@ -32,8 +32,6 @@ FIELD_BYTES_MAX = 1024
 
 AROUND_BYTES_MAX = 64 * 1024
 """Of an upload, what is not its file, at the most: FIELDS_MAX parts with their heads."""
-
-FILENAME_CHARS_MAX = 256
 
 UNREADABLE = (
     ValueError,
@@ -175,7 +173,7 @@ class _Upload:
         info = FileInfo(
             id=new_file_id(),
             lane=self._files.lane,
-            filename=(part.filename or "file")[:FILENAME_CHARS_MAX],
+            filename=filename(part.filename or "file"),
             purpose=INPUT_PURPOSE,
             created_at_s=now_s,
             # Until its fields are known: one whose upload ends in between is swept then.

@@ -40,6 +40,7 @@ class _Choice(msgspec.Struct):
     index: int = 0
     delta: dict[str, object] | None = None
     text: str | None = None
+    logprobs: dict[str, object] | None = None
 
 
 class _Piece(msgspec.Struct):
@@ -58,7 +59,7 @@ class Relay:
         self._endpoint = endpoint
         self._usage_asked = usage_asked
         self._sent: dict[int, dict[str, int]] = {}
-        """Of each choice, by field: how many characters were sent."""
+        """Of each choice, by field: how many characters or entries were sent."""
         self._attempt: Attempt | None = None
         self._events = 0
         self.caught_up = False
@@ -83,6 +84,8 @@ class Relay:
         else:
             for choice in choices:
                 self._note(choice.index, choice.delta, choice.text)
+                if choice.logprobs is not None:
+                    self._note_logprobs(choice.index, choice.logprobs)
         return _data(data)
 
     def done(self) -> bytes:
@@ -120,6 +123,15 @@ class Relay:
             text = choice.get("text")
             delta = dict(_fields(choice.get("delta")))
             self._note(_index(choice), delta, text if isinstance(text, str) else None)
+            self._note_logprobs(_index(choice), dict(_fields(choice.get("logprobs"))))
+
+    def _note_logprobs(self, index: int, logprobs: Mapping[str, object]) -> None:
+        """Remember how many entries of each of their lists were sent."""
+        sent = self._sent.setdefault(index, {})
+        for name, value in logprobs.items():
+            if isinstance(value, list):
+                at = f"logprobs.{name}"
+                sent[at] = sent.get(at, 0) + len(cast("list[object]", value))
 
     @staticmethod
     def _note_call(sent: dict[str, int], call: Json) -> None:
@@ -154,7 +166,11 @@ class Relay:
 
     def _rest_of(self, choice: Json) -> dict[str, object]:
         sent = self._sent.get(_index(choice), {})
-        end = {"index": _index(choice), "finish_reason": choice.get("finish_reason")}
+        end = {
+            **_rest_beside(choice, sent),
+            "index": _index(choice),
+            "finish_reason": choice.get("finish_reason"),
+        }
         if self._endpoint != CHAT:
             return {**end, "text": _cut(choice.get("text"), sent.get("text", 0))}
         delta: dict[str, object] = {}
@@ -169,6 +185,24 @@ class Relay:
             elif name not in sent and value is not None:
                 delta[name] = value
         return {**end, "delta": delta}
+
+
+def _rest_beside(choice: Json, sent: Mapping[str, int]) -> dict[str, object]:
+    """Return a choice's fields beside its text: of log probabilities what was not sent yet."""
+    rest = {name: value for name, value in choice.items() if name not in ("message", "text")}
+    for name, value in choice.items():
+        if name == "logprobs" and isinstance(value, dict):
+            rest[name] = {
+                field: entries[sent.get(f"logprobs.{field}", 0) :]
+                if isinstance(entries, list)
+                else entries
+                for field, entries in cast("dict[str, object]", value).items()
+            }
+        elif isinstance(value, list) and sent:
+            del rest[
+                name
+            ]  # Other lists grow with the text, and how far they were sent is not known.
+    return rest
 
 
 def _rest_of_call(at: int, call: Json, sent: Mapping[str, int]) -> dict[str, object]:

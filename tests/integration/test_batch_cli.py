@@ -18,6 +18,7 @@ import orjson
 import pytest
 
 from ops.nats.server import NatsServer
+from producers.batch.plan import default_errors
 from tests.batches import a_line, a_plan, check_invariant, lines, whole_lines
 
 INFERLANE = [sys.executable, "-m", "ops.cli.main"]
@@ -96,9 +97,9 @@ def test_failed_lines_give_exit_code_1_and_retry_mends_them(
     tmp_path: Path, nats_server: NatsServer
 ) -> None:
     """Exit code 1 until nothing failed is left; bad lines keep it at 1, and are told."""
-    plan = a_plan(tmp_path, lines(40))
+    plan = a_plan(tmp_path, lines(40), errors=tmp_path / "failed")
     failing = Responding(nats_server.url, fails=1.0)
-    code, said, hint = run(*batch(nats_server, tmp_path))
+    code, said, hint = run(*batch(nats_server, tmp_path), "--errors", str(plan.errors))
     assert (code, said.split(";")[0]) == (1, "40 lines: 0 completed, 40 failed")
     assert "batch retry" in hint
     failing.end()
@@ -106,6 +107,7 @@ def test_failed_lines_give_exit_code_1_and_retry_mends_them(
     code, said, _ = run("batch", "retry", str(plan.output), "--nats", nats_server.url)
     assert (code, said.split(";")[0]) == (0, "40 lines: 40 completed, 0 failed")
     check_invariant(plan, (f"id-{number}" for number in range(40)))
+    assert not default_errors(plan.output).exists()
     assert mended.end()["most"] == 1
 
 
@@ -266,7 +268,11 @@ def test_nothing_to_connect_to_is_exit_code_3(tmp_path: Path) -> None:
         (["--output", "/dev/stdout"], "/dev/stdout is no regular file"),
         (["--output", "-"], "--output takes no value that begins with a dash: '-'"),
         (["--errors", "out.jsonl"], "can't both go"),
+        (["--errors", "out.jsonl.state"], "needs beside its results"),
         (["--output", "in.jsonl"], "is the input itself"),
+        (["--output", ""], "names no file"),
+        (["--output", "x" * 300], "can't be written or read (File name too long)"),
+        (["--endpoint", "/v1/chat"], "--endpoint '/v1/chat' is none of /v1/chat/completions"),
         (["--config", "absent.toml"], "absent.toml"),
     ],
 )

@@ -170,6 +170,12 @@ def test_submit_watch_results(scene: Scene, tmp_path: Path) -> None:
     code, told, _ = scene.batch("status", batch_id, "--json")
     assert orjson.loads(told)["request_counts"] == {"total": 300, "completed": 299, "failed": 1}
     assert batch_id in scene.batch("list")[1]
+    for standing in (tmp_path / "in.jsonl", tmp_path, Path("/dev/null")):
+        before = standing.stat().st_ino
+        code, _, told = scene.batch("results", batch_id, "--output", str(standing))
+        assert (code, standing.stat().st_ino) == (2, before), told
+    assert scene.batch("results", batch_id, "--output", "")[0] == 2
+    assert not (tmp_path / "in.errors.jsonl").exists()
     assert results_of(scene, tmp_path, batch_id)[0] == 1
     check_invariant(plan, (f"id-{number}" for number in range(299)))
     scene.until_cleared()

@@ -1,8 +1,9 @@
 """The whole answer out of its stream: what the engine would have said, had it not streamed.
 
 Deltas are merged by kind of value, so that a field nobody here has heard of survives: text is
-joined, lists are extended, objects are merged, anything else is replaced. Of the fields beside the
-choices the last non-null one stands.
+joined, lists are extended, objects are merged, anything else is replaced. Beside a choice's delta
+lists are extended, too (the ids of its tokens), and anything else is replaced, as why it ended. Of
+the fields beside the choices the last non-null one stands.
 """
 
 from collections.abc import Mapping
@@ -96,6 +97,8 @@ class ChoicesAssembly:
             elif name in ("text", "logprobs"):
                 _merge(whole, {name: value})
                 brought = brought or bool(value)
+            elif isinstance(value, list):
+                _merge(whole, {name: value})
             elif value is not None:
                 whole[name] = value
         return int(brought)

@@ -2,7 +2,8 @@
 
 Pure, so that each odd answer of an engine has a test without a socket. The agent asks for a stream
 even when its caller does not: only a stream shows progress, and a stalled engine must be noticed.
-Of the caller's body nothing is changed but `stream` and `stream_options.include_usage`.
+Of the caller's body nothing is changed but `stream` and `stream_options.include_usage`: the bytes
+of all other fields are his.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import cast
 import orjson
 
 from broker.wire.messages import Usage
+from broker.wire.splice import with_fields
 from worker_agent.engine.assembly import (
     ENDPOINTS,
     RESPONSES,
@@ -38,6 +40,9 @@ from worker_agent.engine.door import DOOR_CODES, door_advice
 
 JSON_TYPE = "application/json"
 STREAM_TYPE = "text/event-stream"
+
+NESTING_MAX = 254
+"""Levels that are written (orjson), and that each engine can be held to read."""
 
 CHOICES_MAX = 128
 """Largest `n` that is believed; OpenAI's own bound."""
@@ -175,12 +180,14 @@ def error_for(status_code: int, body: bytes, *, location: str = "") -> EngineErr
 
 
 def _body(request: EngineRequest, fields: Json, options: Json, *, streams: bool) -> bytes:
-    if not streams:
-        return orjson.dumps({**fields, "stream": False}) if "stream" in fields else request.body
-    if request.endpoint == RESPONSES:
-        return orjson.dumps({**fields, "stream": True})
-    wanted = {**options, "include_usage": True}
-    return orjson.dumps({**fields, "stream": True, "stream_options": wanted})
+    if not streams and "stream" not in fields:
+        return request.body
+    if request.body.count(b"[") + request.body.count(b"{") > NESTING_MAX:
+        orjson.dumps(fields)  # Raises where they are nested that deep.
+    changes: Json = {"stream": streams}
+    if streams and request.endpoint != RESPONSES:
+        changes["stream_options"] = {**options, "include_usage": True}
+    return with_fields(request.body, changes)
 
 
 def _needs_one_piece(fields: Mapping[str, object]) -> bool:

@@ -297,6 +297,11 @@ async def test_a_model_given_beside_the_body_is_put_into_it() -> None:
     async with a_lane() as (client, responder):
         await (await client.submit({"messages": []}, model=MODEL)).result(5)
         assert msgspec.json.decode(responder.seen[0].body)["model"] == MODEL
+        raw = b'{"messages": [], "seed": 18446744073709551616}'
+        await (await client.submit(raw, model=MODEL)).result(5)
+        sent = responder.seen[1].body
+        assert msgspec.json.decode(sent)["model"] == MODEL
+        assert b'"seed":18446744073709551616' in sent
 
 
 async def test_the_same_job_id_while_it_runs_is_the_same_ticket() -> None:

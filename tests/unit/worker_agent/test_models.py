@@ -71,3 +71,10 @@ def test_a_body_that_is_no_object_goes_to_the_engine_as_it_is(body: bytes) -> No
     """The engine refuses it in its own words."""
     job = replace(a_job(), body=body)
     assert ModelNames({"tiny": "own"}).body(job) == body
+
+
+def test_a_body_nested_too_deeply_for_its_name_goes_to_the_engine_as_it_is() -> None:
+    """It can be read and not be written again: refused as that, and no fault of the agent."""
+    body = b'{"model":"gpt-4o-mini","x":%s}' % (b"[" * 990 + b"]" * 990)
+    asked = ModelNames({"tiny": "own"}).body(replace(a_job(), body=body))
+    assert asked in (body, body.replace(b"gpt-4o-mini", b"own"))

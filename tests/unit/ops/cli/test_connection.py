@@ -1,5 +1,7 @@
 """One request to the broker: its answer, its words when it refuses, what to do without one."""
 
+from pathlib import Path
+
 import pytest
 
 from broker.bus.base import Message
@@ -8,6 +10,7 @@ from broker.wire import subjects
 from broker.wire.control import ControlReply
 from ops.cli.connection import Cluster, ask, connected
 from ops.cli.errors import CommandError, Unreachable
+from ops.cli.main import main
 from tests.operators import Operator
 
 
@@ -60,6 +63,38 @@ async def test_answer_that_is_none() -> None:
     await bus.subscribe(subjects.CLUSTER_CONTROL, garbage)
     with pytest.raises(CommandError, match=r"can't be read .* another version"):
         await ask(bus, "status")
+
+
+BAD_LINKS = (
+    (["--url", "http://h:1"], "not a NATS URL"),
+    (["--url", "nats://h:99999"], "not a NATS URL"),
+    (["--creds", "x" * 300], "can't be read: file name too long"),
+    (["--creds", "absent.creds"], "no credentials file absent.creds"),
+)
+
+COMMANDS = (
+    "workers",
+    "batch list --lane a",
+    "batch check {} --lane a",
+    "batch run {} --lane a --output {}.out",
+    "submit hello --lane a",
+    "cancel a.b",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("flags", "said"), BAD_LINKS)
+def test_a_link_that_can_not_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, flags: list[str], said: str
+) -> None:
+    """Wrong usage, and no server that is away: whoever tries code 3 again would do so for ever."""
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"{}\n")
+    code = main([*command.replace("{}", str(source)).split(), *flags])
+    told = capsys.readouterr().err
+    assert (code, said in told) == (2, True), told
+    assert "start" not in told
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 async def test_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

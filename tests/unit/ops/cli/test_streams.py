@@ -43,6 +43,29 @@ def test_closed_standard_output(tmp_path: Path) -> None:
     assert json.loads(path.read_bytes())["requests"] == 20
 
 
+@pytest.mark.parametrize("streams", [(0,), (0, 1, 2)])
+def test_closed_streams_are_nobody_elses(streams: tuple[int, ...]) -> None:
+    """`<&-`: no socket of the event loop takes their place, of which it would abort the process."""
+    arguments = ["batch", "list", "--lane", "acme", "--url", "http://no-such-link"]
+
+    def close() -> None:
+        for stream in streams:
+            os.close(stream)
+
+    ended = started(arguments, stdout=subprocess.PIPE, preexec_fn=close)
+    assert ended.returncode in {2, 3}
+    told = ended.stderr.decode()
+    assert not told if 2 in streams else "not a NATS URL" in told
+
+
+def test_closed_standard_input_has_nothing_to_read() -> None:
+    """It is as empty as /dev/null, and nobody is asked who can't answer."""
+    for arguments in (["batch", "check", "-"], ["erase", "--lane", "acme", "--all"]):
+        ended = started(arguments, preexec_fn=lambda: os.close(0))
+        assert ended.returncode == 2, ended.stderr
+        assert b"this should not happen" not in ended.stderr
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_without_the_characters(encoding: str) -> None:
     """What it can't show is spelled out."""

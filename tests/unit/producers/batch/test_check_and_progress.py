@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import io
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from producers.batch.errors import InputUnusable
 from producers.batch.plan import Bounds
 from producers.batch.progress import Pace, duration, one_line, show
 from producers.batch.runner import Tally
+from producers.batch.session import Session
 from tests.batches import a_line, a_plan, lines
 
 
@@ -63,8 +65,20 @@ def test_check_finds_doubles_across_windows(tmp_path: Path) -> None:
     assert dict(findings.faults) == {"duplicate_custom_id": 2}
 
 
+def test_a_name_that_is_no_utf_8_is_a_name(tmp_path: Path) -> None:
+    """As file systems keep those of old encodings; a run notes that there is none to note."""
+    plan = a_plan(tmp_path, lines(2))
+    source = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    Path(plan.input).rename(source)
+    assert check_batch(str(source)).requests == 2
+    with Session(replace(plan, input=str(source))) as session:
+        assert session.identity.input == ""
+
+
 def test_check_of_nothing_is_told(tmp_path: Path) -> None:
-    """An empty file is unusable."""
+    """An empty file is unusable, and so is no name at all."""
+    with pytest.raises(InputUnusable, match="no input is named"):
+        check_batch("")
     with pytest.raises(InputUnusable, match="empty_file"):
         check_batch(a_plan(tmp_path, b"\n").input)
 

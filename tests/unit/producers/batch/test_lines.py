@@ -15,6 +15,8 @@ from producers.batch.lines import BadLine, Code, parse_line
         (b'{"custom_id": "a", "method":', "the object does not end on its line"),
         (b'{"custom_id": "a", "method": 5, "body": {', "the object does not end on its line"),
         (b'"custom_id": "a",', "unexpected content after document (byte 11)"),
+        (b'{"custom_id": "a"} {}', "more follows on the line after its object"),
+        (b'{"custom_id": "a"}\r{}', "more follows on the line after its object; lines end with LF"),
         (b"what?", "JSON is malformed: invalid character (byte 0)"),
     ],
 )
@@ -28,6 +30,35 @@ def test_what_is_no_json_is_told_by_its_form(text: bytes, said: str) -> None:
     assert found.code is Code.INVALID_JSON_LINE
     assert found.message.startswith(f"line 1: {said}")
     assert found.message.count("line 1") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (rb'"\ud83d"', "a half of a character stands alone"),
+        (rb'"\ud83d and more"', "a half of a character stands alone"),
+        (rb'"\ude00"', "a half of a character stands alone"),
+        (rb'"\ud83d\u0041"', "a half of a character stands alone"),
+        (b"NaN", "NaN and Infinity are no JSON"),
+        (b"-Infinity", "NaN and Infinity are no JSON"),
+        (b"[" * 5000 + b"]" * 5000, "nested more than 200 levels deep"),
+    ],
+)
+def test_what_many_programs_write_has_its_id(value: bytes, said: str) -> None:
+    """Python writes NaN, JavaScript half an emoji: the line is bad, and its id is not lost."""
+    line = b'{"custom_id": "a\\"b", "method": "POST", "url": "/v1/embeddings", "body": {"x": %b}}'
+    found = parse_line(line % value, 7, endpoint="")
+    assert isinstance(found, BadLine)
+    assert (found.code, found.custom_id) == (Code.INVALID_JSON_LINE, 'a"b')
+    assert found.message.startswith(f"line 7: {said}")
+
+
+def test_an_id_that_is_no_text_is_none() -> None:
+    """It could not be written into the error file."""
+    for text in (rb'{"custom_id": "\ud83d", "x": 1}', rb'{"custom_id": 5, "x": NaN}', b"NaN"):
+        found = parse_line(text, 1, endpoint="")
+        assert isinstance(found, BadLine)
+        assert (found.code, found.custom_id) == (Code.INVALID_JSON_LINE, None)
 
 
 def test_bytes_like_utf_16_on_a_later_line_are_garbage() -> None:

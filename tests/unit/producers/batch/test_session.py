@@ -67,6 +67,70 @@ def test_files_of_others_are_never_written_to(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("output", "errors"),
+    [
+        ("out.jsonl", "out.jsonl.state"),
+        ("out.jsonl", "out.jsonl.state-wal"),
+        ("out.jsonl", "out.jsonl.state-shm"),
+        ("errors.new", "errors"),
+    ],
+)
+def test_results_stand_in_no_file_that_a_run_needs_beside(
+    tmp_path: Path, output: str, errors: str
+) -> None:
+    """The state would be written over with error lines, the output be taken away by a retry."""
+    a_plan(tmp_path, lines(1))
+    fields = {"output": tmp_path / output, "errors": tmp_path / errors}
+    refused(tmp_path, OutputUnusable, "needs beside its results", **fields)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.state", "out.jsonl.state-wal", "out.errors.jsonl.new"])
+def test_the_input_is_no_file_that_a_run_writes(tmp_path: Path, name: str) -> None:
+    """The state would not open on it; a retry would take it away."""
+    source = tmp_path / name
+    source.write_bytes(lines(1)[0])
+    refused(tmp_path, OutputUnusable, "is the input itself", input=str(source))
+    assert source.read_bytes() == lines(1)[0]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_error_file_is_the_one_it_was_begun_with(tmp_path: Path) -> None:
+    """In another one its failed lines would stand a second time; both files may move together."""
+    output, failed = tmp_path / "out.jsonl", tmp_path / "failed"
+    begin(tmp_path, errors=failed)
+    assert read_identity(output).errors_of(output) == failed
+    with Session(a_plan(tmp_path, errors=failed)) as session:
+        session.write([Ended(1, b'{"id":"r","custom_id":"id-0"}\n', ok=False)])
+        session.checkpoint({})
+    refused(tmp_path, OutputUnusable, f"stand in {failed}")
+    assert not (tmp_path / "out.errors.jsonl").exists()
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in (output, failed, tmp_path / "out.jsonl.state"):
+        path.rename(moved / path.name)
+    output = moved / "out.jsonl"
+    assert read_identity(output).errors_of(output) == moved / "failed"
+    (moved / "failed").rename(moved / "out.errors.jsonl")
+    default = moved / "out.errors.jsonl"
+    with Session(a_plan(tmp_path, output=output, errors=default)) as session:
+        assert session.counts.failed == 1
+        assert not session.results_were_missing
+    assert read_identity(output).errors_of(output) == default
+
+
+@pytest.mark.parametrize("field", ["input", "output", "errors"])
+def test_a_place_that_can_not_be_looked_at(tmp_path: Path, field: str) -> None:
+    """A name too long, a folder that may not be entered: told as the place it is."""
+    a_plan(tmp_path, lines(1))
+    place = tmp_path / ("x" * 300)
+    value = str(place) if field == "input" else place
+    refused(tmp_path, OutputUnusable, "x can't be written or read", **{field: value})
+    with pytest.raises(OutputUnusable, match="can't be read"):
+        read_identity(place)
+
+
 def test_a_named_pipe_is_read_once(tmp_path: Path) -> None:
     """No survey: it would eat the input."""
     os.mkfifo(tmp_path / "pipe")

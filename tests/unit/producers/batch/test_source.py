@@ -32,7 +32,7 @@ def texts(path: str) -> dict[int, bytes]:
         (b"a\nb\n", {1: b"a", 2: b"b"}),
         (b"a\nb", {1: b"a", 2: b"b"}),
         (b"a\r\nb\r\n", {1: b"a", 2: b"b"}),
-        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb", {1: b"a", 2: b"\xef\xbb\xbfb"}),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb", {1: b"a", 2: b"b"}),
         (b"\n\na\n \t\nb\n\n", {3: b"a", 5: b"b"}),
         (b"", {}),
         (b"\xef\xbb\xbf", {}),

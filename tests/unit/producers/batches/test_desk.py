@@ -1,6 +1,7 @@
 """Batches from a shell: handed in from files, watched, fetched; and how they are told."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,14 @@ async def test_a_file_is_handed_in_and_its_results_fetched(tmp_path: Path, is_pa
         assert seen[-1] is Status.COMPLETED
         ended = await desk.shelf.get(batch.id)
         output = tmp_path / "out.jsonl"
-        assert await desk.fetch(ended.output_file_id, output) == output.stat().st_size
-        assert output.read_bytes().count(b"\n") == 50
-        assert not (tmp_path / "out.jsonl.part").exists()
+        beside = tmp_path / "out.jsonl.part"
+        beside.write_bytes(b"somebody's")
+        for _ in range(2):  # Again, as of a batch that runs.
+            size = await desk.fetch(ended.output_file_id, output, batch_id=batch.id)
+            assert size == output.stat().st_size
+            assert output.read_bytes().count(b"\n") == 50
+        assert beside.read_bytes() == b"somebody's"
+        assert set(tmp_path.iterdir()) == {source, output, beside}
 
 
 async def test_the_endpoint_is_that_of_the_first_good_line(tmp_path: Path) -> None:
@@ -68,11 +74,24 @@ async def test_the_endpoint_is_that_of_the_first_good_line(tmp_path: Path) -> No
             assert b"".join([part async for part in place.files.content(stored)]) == content
 
 
+async def test_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
+    """It is told as far as it can be."""
+    source = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    source.write_bytes(b"\n".join(lines(2)))
+    async with a_place() as place:
+        batch = await handed_in(place, source)
+        stored = await place.files.find(batch.input_file_id)
+        assert stored is not None
+        assert stored.filename == "caf?.jsonl"
+
+
 async def test_what_can_not_be_handed_in(tmp_path: Path) -> None:
     """No such file; one that is too large leaves nothing."""
     async with a_place() as place:
         with pytest.raises(InputUnusable):
             await handed_in(place, tmp_path / "none.jsonl")
+        with pytest.raises(InputUnusable, match="File name too long"):
+            await handed_in(place, tmp_path / ("x" * 300))
         large = tmp_path / "large.jsonl"
         large.write_bytes(b"x" * 11)
         with pytest.raises(BadBatch):
@@ -86,10 +105,16 @@ async def test_what_can_not_be_fetched(tmp_path: Path) -> None:
     async with a_place() as place:
         desk = Desk(place.bus, LANE)
         with pytest.raises(NoSuchFile):
-            await desk.fetch("file-none", tmp_path / "out.jsonl")
+            await desk.fetch("file-none", tmp_path / "out.jsonl", batch_id="batch_1")
         info = await place.put(lines(1))
+        path = tmp_path / "no folder" / "out.jsonl"
         with pytest.raises(OutputUnusable):
-            await desk.fetch(info.id, tmp_path / "no folder" / "out.jsonl")
+            await desk.fetch(info.id, path, batch_id="batch_1")
+        standing = tmp_path / "in.jsonl"
+        standing.write_bytes(a_line("a"))
+        with pytest.raises(OutputUnusable, match="something else than results of batch_1"):
+            await desk.fetch(info.id, standing, batch_id="batch_1")
+        assert standing.read_bytes() == a_line("a")
 
 
 async def test_trouble_is_told_in_a_sentence() -> None:

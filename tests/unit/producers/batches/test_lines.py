@@ -50,8 +50,9 @@ def test_a_line_that_is_too_long_is_not_held(size: int) -> None:
 
 
 def test_a_mark_of_byte_order_is_no_part_of_a_line() -> None:
-    """Editors on Windows put one first."""
+    """Editors on Windows put one first; it is in the midst where such files were joined."""
     assert split(b"\xef\xbb\xbf{}\n", 2)[0].text == b"{}"
+    assert split(b"{}\n\xef\xbb\xbf{}\r\n", 2)[1].text == b"{}"
 
 
 async def test_windows_are_bounded_in_lines_and_bytes() -> None:

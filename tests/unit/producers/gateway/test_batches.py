@@ -334,6 +334,20 @@ async def test_uploads_that_are_none() -> None:
         assert (await place.bus.stream_state(f"FILES_{LANE}")).messages == 0
 
 
+async def test_a_name_in_an_old_encoding() -> None:
+    """The bytes of its name are no UTF-8, as curl sends them there: its content is what counts."""
+    async with a_shop() as (_, _, front):
+        body = (
+            b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            b'--b\r\nContent-Disposition: form-data; name="file"; filename="caf\xe9"\r\n\r\n'
+            b"line\r\n--b--\r\n"
+        )
+        headers = {"Content-Type": "multipart/form-data; boundary=b"}
+        async with front.session.post("/v1/files", data=body, headers=headers) as answer:
+            made = await answer.json()
+        assert (answer.status, made.get("filename"), made.get("bytes")) == (200, "caf?", 4), made
+
+
 async def test_fields_may_follow_the_file() -> None:
     """As some clients send them."""
     async with a_shop() as (client, _, front):

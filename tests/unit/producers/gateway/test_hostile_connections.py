@@ -270,6 +270,25 @@ async def test_whoever_dribbles_is_cut_off(case: str) -> None:
         await _let_go(front)
 
 
+@pytest.mark.parametrize("rest", [b"-5\r\n", b"zz\r\n", b"F" * 40 + b"\r\n", b"2\r\n{}xx\r\n"])
+@pytest.mark.parametrize("head", [CHUNKED, CHUNKED.replace(CLOSE, b"")])
+async def test_chunks_that_break_off_are_told_at_once(head: bytes, rest: bytes) -> None:
+    """Also when the request was begun: once, and before the time for a body is over."""
+    async with a_front(body_s_max=60.0) as (front, _):
+        host, port = front.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head)
+        await until(lambda: front.gateway.under_way.count > 0)
+        writer.write(rest)
+        async with asyncio.timeout(CLOSED_S_MAX):
+            raw = await reader.read()
+        writer.close()
+        assert raw.startswith(b"HTTP/1.1 400 ")
+        assert raw.count(b"HTTP/1.") == 1
+        assert b"The body broke off" in raw
+        await _let_go(front)
+
+
 PIPELINED = 20_000
 PENDING_MAX = 1_000
 

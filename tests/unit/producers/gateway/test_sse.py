@@ -128,6 +128,45 @@ def test_text_completions_are_continued_too() -> None:
     assert event["object"] == "text_completion"
 
 
+def test_what_stands_beside_the_text_is_not_lost() -> None:
+    """Log probabilities by entry, and what engines add: where all comes at the end, and a part."""
+    entries = [{"token": token, "logprob": -1.0} for token in ("he", "l", "lo")]
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "hello"},
+        "logprobs": {"content": entries, "refusal": None},
+        "finish_reason": "stop",
+        "stop_reason": 7,
+        "token_ids": [1, 2, 3],
+    }
+    whole = _chunk({"object": "chat.completion", "choices": [choice]}, whole=True)
+    (event,) = _events(Relay(CHAT, usage_asked=False).event(whole))
+    (all_of_it,) = event["choices"]
+    assert all_of_it.pop("delta") == choice["message"]
+    assert all_of_it == {name: value for name, value in choice.items() if name != "message"}
+    relay = Relay(CHAT, usage_asked=False)
+    piece = {"index": 0, "delta": {"content": "he"}, "logprobs": {"content": entries[:1]}}
+    relay.event(_chunk({"choices": [piece]}))
+    relay.event(_chunk({"choices": [{**piece, "delta": {"content": "l"}, "index": 0.0}]}))
+    (event,) = _events(relay.event(whole))
+    assert event["choices"] == [
+        {
+            "index": 0,
+            "delta": {"role": "assistant", "content": "lo"},
+            "logprobs": {"content": entries[2:], "refusal": None},
+            "finish_reason": "stop",
+            "stop_reason": 7,
+        }
+    ]
+    text_choice = {"index": 0, "text": "hello", "logprobs": {"tokens": ["he", "llo"]}}
+    relay = Relay(TEXT, usage_asked=False)
+    relay.event(_chunk({"choices": [{"text": "he", "logprobs": {"tokens": ["he"]}}]}))
+    (event,) = _events(relay.event(_chunk({"choices": [text_choice]}, whole=True)))
+    assert event["choices"] == [
+        {"index": 0, "text": "llo", "logprobs": {"tokens": ["llo"]}, "finish_reason": None}
+    ]
+
+
 def test_a_response_is_told_whole() -> None:
     """Its last event has all of it anyway."""
     relay = Relay(RESPONSES, usage_asked=False)

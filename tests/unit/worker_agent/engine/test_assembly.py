@@ -158,6 +158,18 @@ def test_logprobs_are_listed_on() -> None:
     assert logprobs == {"content": [{"token": "a"}, {"token": "b"}], "refusal": None}
 
 
+def test_lists_beside_a_delta_are_extended() -> None:
+    """As the ids of its tokens, which come with each piece; why it ended is one word, said last."""
+    whole = assembled(
+        CHAT,
+        a_chunk({**a_delta({"content": "a"}), "token_ids": [1, 2], "stop_reason": None}),
+        a_chunk({**a_delta({"content": "b"}), "token_ids": [3], "stop_reason": "x"}),
+        a_chunk({**a_delta({}, finish="stop"), "token_ids": None, "stop_reason": "END"}),
+    )
+    (choice,) = whole["choices"]
+    assert (choice["token_ids"], choice["stop_reason"]) == ([1, 2, 3], "END")
+
+
 def test_text_completion() -> None:
     """Completions: text is joined, and the old form of logprobs list by list."""
 

@@ -66,6 +66,20 @@ def test_only_the_stream_fields_are_set() -> None:
     }
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_the_callers_numbers_stay_as_he_wrote_them(streams: bool) -> None:
+    """One beyond 64 bits became a float on the way: another seed, another id in a tool's call."""
+    body = (
+        b'{"model": "m", "messages": [], "seed": 18446744073709551616, "t": 1.10, "stream": false'
+    )
+    body += b"}" if streams else b', "best_of": 2}'
+    for endpoint in ("/v1/chat/completions", "/v1/responses"):
+        request = a_request(body, endpoint=endpoint, stream_to_client=False)
+        made = open_exchange(request).body
+        assert b'"seed":18446744073709551616,"t":1.10,' in made
+        assert orjson.loads(made)["stream"] is streams
+
+
 def test_other_stream_options_stay() -> None:
     """Of the caller's stream options only include_usage is set."""
     options = {"include_usage": False, "continuous_usage_stats": True}
