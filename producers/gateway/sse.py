@@ -199,9 +199,8 @@ def _rest_beside(choice: Json, sent: Mapping[str, int]) -> dict[str, object]:
                 for field, entries in cast("dict[str, object]", value).items()
             }
         elif isinstance(value, list) and sent:
-            del rest[
-                name
-            ]  # Other lists grow with the text, and how far they were sent is not known.
+            # Other lists grow with the text, and how far they were sent is not known.
+            del rest[name]
     return rest
 
 
