@@ -7,18 +7,20 @@ import pytest
 from broker.core.decisions import Dispatch, HeldBy, Reject
 from broker.core.events import QueueDepth
 from broker.core.policy import OrderPolicy, PressurePolicy, QuotaRow
-from broker.core.pressure import step_of
+from broker.core.pressure import LANES_MAX, step_of
 from broker.core.pressure_step import Step
 from broker.wire.messages import Answer, Reason
-from tests.unit.core.cluster import MODEL, Cluster, a_policy, a_spec, keys, of, only
+from tests.unit.core.cluster import LANE, MODEL, Cluster, a_policy, a_spec, keys, of, only
 
 FREE_FLOOR = PressurePolicy(online_floor_share=0.0)
 
 
-def a_cluster(*quotas: QuotaRow, slots: int = 4, **pressure: Any) -> Cluster:
+def a_cluster(
+    *quotas: QuotaRow, slots: int = 4, lanes: tuple[str, ...] = (LANE, "beta"), **pressure: Any
+) -> Cluster:
     """One worker; without a floor unless the case says."""
     fields = {"online_floor_share": 0.0, **pressure}
-    cluster = Cluster(a_policy(*quotas, pressure=PressurePolicy(**fields)))
+    cluster = Cluster(a_policy(*quotas, lanes=lanes, pressure=PressurePolicy(**fields)))
     cluster.join("w1", slots=slots)
     return cluster
 
@@ -237,6 +239,53 @@ def test_a_lane_that_its_own_quota_holds_presses_nobody() -> None:
     cluster.hold_many(1000, lane="beta", band=1)
     cluster.tick(1.0)
     assert (online_wait_s(cluster), step(cluster)) == (0.0, Step.NONE)
+
+
+@pytest.mark.parametrize("longest", [0, LANES_MAX, 12 * LANES_MAX - 1])
+def test_of_many_lanes_the_worst_is_asked(longest: int) -> None:
+    """More wait than a look asks, each with a job, and one with twenty: whichever that is."""
+    names = tuple(f"l{n:03}" for n in range(12 * LANES_MAX))
+    cluster = a_cluster(slots=64, lanes=names)
+    cluster.hold_many(64, lane=names[0], band=1)
+    for n, name in enumerate(names):
+        cluster.hold_many(20 if n == longest else 1, lane=name, band=1, prefix="p")
+    cluster.tick(0.25)
+    scheduler = cluster.scheduler
+    pool = scheduler._mind.queues.pool(MODEL)
+    waits_s = [
+        scheduler._estimates.wait_s(queue, position=queue.waiting_jobs)
+        for queue in pool.queues.values()
+    ]
+    assert len(waits_s) == len(names)
+    assert scheduler._pressure._online_wait_s(pool) == max(waits_s) > 1.2 * min(waits_s)
+
+
+def test_many_lanes_that_their_quotas_hold_hide_nobody() -> None:
+    """They are first in line, for they get little; behind them others wait for room."""
+    held = tuple(f"a{n:03}" for n in range(12 * LANES_MAX))
+    rows = tuple(QuotaRow(lane=name, inflight_jobs_max=1) for name in held)
+    cluster = a_cluster(*rows, slots=len(held) + 1, lanes=(*held, "beta"))
+    for name in held:
+        cluster.hold_many(2, lane=name, band=1)
+    cluster.tick(0.25)
+    assert (online_wait_s(cluster), step(cluster)) == (0.0, Step.NONE)
+    cluster.hold_many(1000, lane="beta", band=1)
+    cluster.tick(0.25)
+    assert step(cluster) is Step.REFUSE_BATCH
+
+
+def test_many_lanes_of_the_highest_band_hide_no_lower_one() -> None:
+    """They go first and wait little; whoever is interactive waits for all of them."""
+    urgent = tuple(f"a{n:03}" for n in range(12 * LANES_MAX))
+    waits_s: list[float] = []
+    for jobs in (0, 50):
+        cluster = a_cluster(slots=16, lanes=(*urgent, "beta"))
+        for name in urgent:
+            cluster.hold_many(1, lane=name, band=0)
+        cluster.hold_many(jobs, lane="beta", band=1)
+        cluster.tick(0.25)
+        waits_s.append(online_wait_s(cluster))
+    assert waits_s[1] > 2 * waits_s[0] > 0
 
 
 def test_no_workers_are_no_pressure() -> None:
