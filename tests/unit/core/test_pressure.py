@@ -320,10 +320,11 @@ def test_a_deadline_is_no_reason_where_the_job_may_start() -> None:
     assert of(Reject, nobody.hold(a_spec("j", deadline_at_s=nobody.at_s + 0.001))) == []
 
 
-def a_window_cluster(margin: float = 1.25) -> tuple[Cluster, Dispatch]:
-    """One slot, taken; 100 lines of batch wait behind interactive jobs."""
-    order = OrderPolicy(lane_slack_tokens=0.0, window_margin_ratio=margin)
-    cluster = Cluster(a_policy(order=order, pressure=PressurePolicy(hold_batch_wait_s=1e6)))
+def a_window_cluster(*quotas: QuotaRow, **pressure: Any) -> tuple[Cluster, Dispatch]:
+    """One slot, taken; batch is not held unless the case says."""
+    order = OrderPolicy(lane_slack_tokens=0.0, window_margin_ratio=1.25)
+    steps = PressurePolicy(**{"hold_batch_wait_s": 1e6, "refuse_batch_wait_s": 1e6, **pressure})
+    cluster = Cluster(a_policy(*quotas, order=order, pressure=steps))
     cluster.join("w1", slots=1)
     return cluster, only(Dispatch, cluster.hold(a_spec("first", lane="beta", band=0)))
 
@@ -350,6 +351,34 @@ def test_a_batch_whose_window_is_at_risk_competes_one_band_up(
     assert aged == (64 if is_promoted else 0)
     taken = batch_taken(cluster, dispatch, count=60)
     assert (taken >= 12) is is_promoted
+
+
+@pytest.mark.parametrize(
+    ("hold_batch_wait_s", "reached", "least", "most"),
+    [(1e6, Step.BORROW, 12, 60), (5.0, Step.HOLD_BATCH, 1, 4)],
+)
+@pytest.mark.parametrize("people_in_line", [False, True])
+def test_from_step_two_on_no_batch_competes_one_band_up(
+    hold_batch_wait_s: float, reached: Step, least: int, most: int, *, people_in_line: bool
+) -> None:
+    """Its window at risk or not, it has its guaranteed share alone, until the step is released:
+    also where those whom it gave way to have gone, or can't go, and standard jobs wait.
+    """
+    row = QuotaRow(lane="beta", band=1, inflight_jobs_max=1)
+    cluster, dispatch = a_window_cluster(
+        row, online_floor_share=0.0, hold_batch_wait_s=hold_batch_wait_s
+    )
+    cluster.join("w2", slots=1)
+    cluster.hold_many(1 + people_in_line, lane="beta", band=1, prefix="q")
+    cluster.hold_many(100, band=3, prefix="b", deadline_at_s=cluster.at_s + 10)
+    cluster.hold_many(100, band=2, prefix="s")
+    cluster.hold_many(100, band=1, prefix="p")
+    cluster.tick(1.0)
+    assert step(cluster) is reached
+    assert len(cluster.scheduler._mind.queues.pool(MODEL).queues["acme", 3].aged) == 64
+    for n in range(100):
+        cluster.cancel(f"acme.p{n}")
+    assert least <= batch_taken(cluster, dispatch, count=60) <= most
 
 
 def test_the_lines_that_are_still_in_the_stream_count() -> None:
