@@ -25,7 +25,7 @@ from broker.sim.errors import SimError
 from broker.sim.request import Workload
 from broker.sim.runs import Outcome, Setting, run
 from ops.cli.errors import CommandError
-from ops.cli.sim_child import ctrl_c_later, end_with_parent
+from ops.cli.sim_child import ctrl_c_later, end_with_parent, shut_down
 from ops.cli.sim_point import Point
 
 OURS_COST = 4
@@ -189,7 +189,7 @@ def _run_pool(
         return [_result(future) for future in futures]
     finally:
         stop.value = 1
-        pool.shutdown(cancel_futures=True)
+        shut_down(pool)
         said.close()  # The last end that is written to: what listens comes to the end.
         listener.join()
         heard.close()
