@@ -11,7 +11,7 @@ from broker.bus import logs
 from broker.bus.base import Bus
 from tests.crashing import crash_at, faulty
 from worker_agent.engines import make_engine
-from worker_agent.flags import parse_flags, takes_place
+from worker_agent.flags import parse_flags
 from worker_agent.main import Connect, nats_connect, serve
 
 
@@ -27,13 +27,14 @@ def _dying(connect: Connect, place: str, *, worker: str) -> Connect:
 
 def main() -> None:
     """Serve until killed by the place or by a signal."""
-    place, *flags = sys.argv[1:]
-    config = parse_flags(flags)
-    assert config is not None, "the test gave wrong flags"
+    place, *arguments = sys.argv[1:]
+    flags = parse_flags(arguments)
+    assert flags is not None, "the test gave wrong flags"
+    config = flags.config
     logs.set_up(worker=config.worker)
     connect = _dying(nats_connect(config.nats), place, worker=config.worker)
-    engine, replace = make_engine(config), takes_place(flags)
-    uvloop.run(serve(config, connect=connect, engine=engine, replace=replace))
+    engine = make_engine(config)
+    uvloop.run(serve(config, connect=connect, engine=engine, replace=flags.replace))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,25 @@ from worker_agent import config as settings
 from worker_agent.config import WorkerConfig
 
 
-def parse_flags(arguments: Sequence[str]) -> WorkerConfig | None:
-    """Read flags into a configuration; None after a mistake, which was told on standard error."""
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What a command line says."""
+
+    config: WorkerConfig
+    replace: bool
+    """Take the place of a live agent of the same name."""
+
+
+def parse_flags(arguments: Sequence[str]) -> Flags | None:
+    """Read flags; None after a mistake, which was told on standard error."""
     given = vars(_parser().parse_args(arguments))
-    del given["replace"]
+    replace = bool(given.pop("replace"))
     try:
-        return settings.load(given.pop("config"), overrides=overrides(given))
+        config = settings.load(given.pop("config"), overrides=overrides(given))
     except (SettingsError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return None
-
-
-def takes_place(arguments: Sequence[str]) -> bool:
-    """Say whether flags tell to take the place of a live agent of the same name."""
-    return bool(_parser().parse_args(arguments).replace)
+    return Flags(config, replace)
 
 
 def model_names(pairs: Sequence[str]) -> dict[str, str]:

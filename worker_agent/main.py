@@ -26,7 +26,7 @@ from worker_agent.agent import Agent, Superseded
 from worker_agent.config import NatsLink, WorkerConfig
 from worker_agent.engine.base import Engine, EngineError
 from worker_agent.engines import ConfigMistake, make_engine
-from worker_agent.flags import parse_flags, takes_place
+from worker_agent.flags import parse_flags
 from worker_agent.heartbeat import HeartbeatThread
 from worker_agent.namesake import NameTaken, require_own_name
 
@@ -178,10 +178,8 @@ def _fail(code: int, sentence: str) -> int:
 
 def main() -> None:
     """Run a worker as the command line says."""
-    config = parse_flags(sys.argv[1:])
-    if config is None:
-        sys.exit(EXIT_SETTINGS)
-    sys.exit(run(config, replace=takes_place(sys.argv[1:])))
+    flags = parse_flags(sys.argv[1:])
+    sys.exit(EXIT_SETTINGS if flags is None else run(flags.config, replace=flags.replace))
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ class OrderPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """Jobs looked at from the head of each lane's queue."""
     window_margin_ratio: Annotated[float, Meta(ge=1)] = 1.25
     """A batch competes one band up once what is left of it would, at its pace, take more than its
-    window leaves ÷ this."""
+    window leaves ÷ this; while pressure holds batch, it does not."""
     aged_share_max: Share = 0.25
     """Most of dispatched work that bands 2-3 take together while higher bands have demand, and by
     aging band 1 while band 0 has."""
@@ -195,7 +195,7 @@ class PressurePolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Step 1, from this expected wait of bands 0-1 on: they borrow batch's seats before batch uses
     them itself."""
     hold_batch_wait_s: Positive = 5.0
-    """Step 2: batch gets its guaranteed share and no idle capacity."""
+    """Step 2: batch gets its guaranteed share and no idle capacity, its window at risk or not."""
     refuse_batch_wait_s: Positive = 20.0
     """Step 3: batch that is submitted from then on is refused, to be tried again later."""
     release_ratio: Share = 0.5

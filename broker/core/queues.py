@@ -99,6 +99,7 @@ class Queue:
     def count(self, jobs: int) -> None:
         """Count jobs that wait (or no longer do), here and in the rows that bound queues."""
         self.waiting_jobs += jobs
+        self.pool.waiting_jobs[self.band] += jobs
         if self.band != BATCH_BAND:
             for usage in self.rows:
                 usage.queued_jobs += jobs
@@ -164,8 +165,10 @@ class Pool:
     aged: list[Ranking] = field(default_factory=lambda: [Ranking() for _ in BANDS])
     in_line: list[int] = field(default_factory=lambda: [0 for _ in BANDS])
     """Jobs in line, by band."""
+    waiting_jobs: list[int] = field(default_factory=lambda: [0 for _ in BANDS])
+    """Jobs in line or resting, by band."""
     work_tokens: list[float] = field(default_factory=lambda: [0.0 for _ in BANDS])
-    """Waiting work, by band."""
+    """Their work, by band."""
     pending_jobs: list[int] = field(default_factory=lambda: [0 for _ in BANDS])
     """Messages not pulled yet, by band."""
     slots: int = 0

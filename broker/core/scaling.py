@@ -45,7 +45,7 @@ def scaling_of(pool: Pool, *, rate_tokens_s: float, at_s: float) -> Scaling:
 
 def _work_tokens(pool: Pool, band: int) -> float:
     """Weigh what waits of a band; messages not pulled yet are taken to be as large as the rest."""
-    held = pool.in_line[band]
+    held = pool.waiting_jobs[band]
     if not held:
         return pool.work_tokens[band] + pool.pending_jobs[band]
     return pool.work_tokens[band] * (1 + pool.pending_jobs[band] / held)

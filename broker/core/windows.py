@@ -5,7 +5,8 @@ and those whose windows end first, with what waits in the stream and what their 
 published yet, would take longer at the pace of the queue than its deadline leaves, with a margin.
 Then the lines at its head are aged, some at a time: they go before the queue's others and take part
 in what bands 2-3 may take together (`aged_share_max`), so a late batch presses people no more than
-an old backlog does. Batch does not age by the clock.
+an old backlog does. Batch does not age by the clock. While pressure holds batch (`pressure`, from
+step 2 on), aged lines too have its guaranteed share alone.
 """
 
 import math

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from operator import attrgetter
 
+from broker.service.row_columns import Bounded, columns_of
 from broker.service.snapshot import (
     GoneView,
     LaneView,
@@ -204,25 +205,21 @@ def _rows(lanes: list[LaneView]) -> Iterator[str]:
     rows = list({row.row: row for lane in lanes for row in lane.rows}.values())
     if not rows:
         return
-    heads = ("row!", "jobs", "of", "lent", "borrowed", "tokens", "of", "results", "of")
-    yield from _table("Quotas", heads, map(_row, rows[:ROWS_MAX]), len(rows))
+    columns = columns_of(rows)
+    more = tuple(head for one in columns for head in (one.head, one.limit_head))
+    lines = (_row(row, columns) for row in rows[:ROWS_MAX])
+    heads = ("row!", "jobs", "of", "lent", "borrowed", *more)
+    yield from _table("Quotas", heads, lines, len(rows))
 
 
-def _row(row: RowView) -> str:
+def _row(row: RowView, columns: list[Bounded]) -> str:
     jobs_max = "–" if row.inflight_jobs_max is None else f"{row.inflight_jobs_max:,}"
-    tokens_max = "–" if row.inflight_tokens_max is None else f"{row.inflight_tokens_max:,}"
+    cells = (cell for one in columns for cell in one.cells(row, size=_size))
     return (
         f'<td class="t">{escape(row.row)}</td><td>{row.inflight_jobs:,}</td><td>{jobs_max}</td>'
         f"<td>{row.lent_jobs or '–'}</td><td>{row.borrowed_jobs or '–'}</td>"
-        f"<td>{row.inflight_tokens:,.0f}</td><td>{tokens_max}</td>{_results(row)}"
+        f"{''.join(f'<td>{cell}</td>' for cell in cells)}"
     )
-
-
-def _results(row: RowView) -> str:
-    if row.result_bytes_max is None:
-        return "<td>–</td><td>–</td>"
-    stand, limit = _size(int(row.result_bytes)), _size(row.result_bytes_max)
-    return f"<td>{stand}</td><td>{limit}</td>"
 
 
 def _table(title: str, heads: tuple[str, ...], lines: Iterable[str], count: int) -> Iterator[str]:

@@ -25,6 +25,7 @@ from broker.sim.network import NETWORK
 from broker.sim.peers.base import Peer
 from broker.sim.replay_figures import Ending, Seen
 from broker.sim.request import SPAN_S_MAX, Request, Workload
+from broker.sim.runs import Progress, report_progress
 from broker.sim.world import World
 from broker.wire.ids import split_job_key
 from broker.wire.messages import Kind, Reason
@@ -187,7 +188,13 @@ def as_logged(jobs: Iterable[LoggedJob]) -> list[Seen]:
 
 
 def simulated(
-    replayed: Replayed, *, profile: Profile, workers: int, policy: Policy | None, peer: Peer | None
+    replayed: Replayed,
+    *,
+    profile: Profile,
+    workers: int,
+    policy: Policy | None,
+    peer: Peer | None,
+    progress: Progress | None = None,
 ) -> list[Seen]:
     """Run the workload under our mind, or a peer that binds on arrival; seed 0, no jitter."""
     assert (policy is None) != (peer is None), "one of the two"
@@ -195,6 +202,8 @@ def simulated(
     world = World(requests, profiles=(profile,) * workers, journal=policy is not None)
     endings = _Endings()
     _watch(world, last_at_s=requests[-1].at_s if requests else 0.0, endings=endings)
+    if progress is not None:
+        report_progress(world, progress)
     if policy is not None:
         router = MindRouter(world, policy, seed=0, terms=replayed.terms, observer=endings)
         world.run(router)

@@ -5,7 +5,8 @@ that refused it, nobody can say what else it would have let in. Under a quota fi
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,6 +27,7 @@ from broker.sim.replay import (
     was_refused,
 )
 from broker.sim.replay_figures import EndingCount, Row, Seen, Views, endings, rows
+from broker.sim.runs import Progress
 
 EXAMPLES_MAX = 20
 """Keys of jobs that a report names."""
@@ -85,14 +87,23 @@ class _View(Struct, frozen=True, kw_only=True):
     left_out: LeftOut
 
 
-def replay(jobs: Sequence[LoggedJob], plan: Plan) -> ReplayReport:
+Report = Callable[[int, int, int], None]
+"""Called with which simulation it is (0: as it ran, 1: changed), and of its requests with the
+number of those that ended, and of all."""
+
+
+def _unheard(run: int, ended: int, requests: int) -> None:
+    """Tell nobody."""
+
+
+def replay(jobs: Sequence[LoggedJob], plan: Plan, *, report: Report = _unheard) -> ReplayReport:
     """Run both simulations. Raises SimError for a senseless change, or where no job fits."""
     before = plan.quotas_before
     ran = before or Policy(routing=_routing(plan.ran))
     change = _change(plan, ran)
     admits_anew = before is not None or (plan.quotas is not None and isinstance(change, Policy))
-    as_it_ran = _view(jobs, plan, ran, refused=before is not None)
-    changed = _view(jobs, plan, change, refused=admits_anew)
+    as_it_ran = _view(jobs, plan, ran, refused=before is not None, progress=partial(report, 0))
+    changed = _view(jobs, plan, change, refused=admits_anew, progress=partial(report, 1))
     return _report(jobs, plan, as_it_ran, changed, change)
 
 
@@ -130,6 +141,7 @@ def _view(
     under: Policy | Contestant,
     *,
     refused: bool,
+    progress: Progress,
 ) -> _View:
     """Simulate; without `refused` what was turned away yesterday is so again.
 
@@ -148,10 +160,16 @@ def _view(
     policy = for_one_model(under, plan.model, lanes) if isinstance(under, Policy) else None
     make_peer = under.peer if isinstance(under, Contestant) else None
     peer = make_peer(random.Random(0)) if make_peer is not None else None
-    seen = in_words_of(
-        plan.model,
-        simulated(replayed, profile=plan.profile, workers=plan.workers, policy=policy, peer=peer),
+    ended = simulated(
+        replayed,
+        profile=plan.profile,
+        workers=plan.workers,
+        policy=policy,
+        peer=peer,
+        progress=progress,
     )
+    progress(len(ended), len(ended))
+    seen = in_words_of(plan.model, ended)
     answered = {job.key: one.ending is None for job, one in zip(replayed.jobs, seen, strict=True)}
     if not refused:
         turned_away = as_logged(job for job in jobs if was_refused(job))

@@ -81,7 +81,7 @@ def run(
     )
     sampler = CacheSampler(world, until_s=last_at_s)
     if progress is not None:
-        _report(world, progress)
+        report_progress(world, progress)
     step_s = run_world(
         world, contestant, lanes=lanes, seed=seed, network=setting.network, timer=timer
     )
@@ -133,7 +133,8 @@ def _too_late(workload: Workload, request: Request) -> str:
     )
 
 
-def _report(world: World, progress: Progress) -> None:
+def report_progress(world: World, progress: Progress) -> None:
+    """Let a world report as it runs, each simulated second."""
     requests = len(world.requests)
 
     def look(at_s: float) -> None:

@@ -16,7 +16,7 @@ from ops.chaos.engine import ChaosEngine
 from ops.chaos.plants import Plant, planted
 from ops.chaos.spy import Spy, a_spy
 from worker_agent.agent import Superseded
-from worker_agent.flags import parse_flags, takes_place
+from worker_agent.flags import parse_flags
 from worker_agent.main import EXIT_SETTINGS, EXIT_SUPERSEDED, Connect, nats_connect, serve
 from worker_agent.namesake import NameTaken
 
@@ -39,17 +39,17 @@ def _spied(connect: Connect, spy: Spy, plant: Plant | None) -> Connect:
 
 def main() -> None:
     """Serve until told to leave."""
-    folder, plant, *flags = sys.argv[1:]
-    config = parse_flags(flags)
-    if config is None:
+    folder, plant, *arguments = sys.argv[1:]
+    flags = parse_flags(arguments)
+    if flags is None:
         sys.exit(EXIT_SETTINGS)
+    config = flags.config
     logs.set_up(worker=config.worker)
     spy = a_spy(folder=Path(folder), name=config.worker)
     connect = _spied(nats_connect(config.nats), spy, read_plant(plant))
     engine = ChaosEngine(Path(folder), spy, models=tuple(config.models.values()))
     try:
-        replace = takes_place(flags)
-        uvloop.run(serve(config, connect=connect, engine=engine, replace=replace))
+        uvloop.run(serve(config, connect=connect, engine=engine, replace=flags.replace))
     except (NameTaken, Superseded):
         sys.exit(EXIT_SUPERSEDED)
 

@@ -2,7 +2,8 @@
 
 While its modules load nothing is begun, and Ctrl-C ends it without a word. Later a command tells
 what became of its work; then the process dies of the signal, as shells expect: one that ended with
-a code of its own would have taken Ctrl-C for itself, and a loop around it would go on.
+a code of its own would have taken Ctrl-C for itself, and a loop around it would go on. Once a
+command has ended, however it did, Ctrl-C ends the process without a word again.
 
 Whoever starts it may have closed its standard streams (`<&-`, some schedulers): then nothing else
 may take their places. The event loop gives up the process when one of its sockets stands there, and
@@ -28,7 +29,11 @@ def main() -> int:
     if is_heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        code = command.main()
+        try:
+            code = command.main()
+        finally:
+            if is_heard:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:
         if command.take_debug(sys.argv[1:]):
             raise

@@ -6,13 +6,14 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
+from broker.service.row_columns import Bounded, columns_of
 from broker.service.snapshot import LanesView, LaneView, QueueView, RowView
 from ops.cli.connection import HERE, Cluster, ask, connected
 
 app = cyclopts.App(name="lanes")
 
 QUEUE_HEADS = ("LANE", "BAND", "MODEL", "WAITING>", "OF>", "RUNNING>", "WAIT OF A NEW JOB>")
-ROW_HEADS = ("QUOTA", "JOBS>", "OF>", "LENT>", "BORROWED>", "TOKENS>", "OF>", "RESULTS>", "OF>")
+ROW_HEADS = ("QUOTA", "JOBS>", "OF>", "LENT>", "BORROWED>")
 
 BANDS = ("0 critical", "1 interactive", "2 standard", "3 batch")
 
@@ -29,7 +30,8 @@ def lanes(
 
     WAITING counts jobs that the broker holds and jobs still in the lane's stream. WAIT OF A NEW JOB
     is the broker's estimate. A quota row that is full (JOBS + LENT - BORROWED = OF) holds jobs back
-    even when workers are free, unless another row lends it a seat.
+    even when workers are free, unless another row lends it a seat. WAITING is of online jobs; MAY
+    START is what is left of the weighted tokens A MINUTE. Columns that no row bounds are left out.
 
     Args:
         lane: Only this lane.
@@ -66,7 +68,10 @@ def show(data: bytes, *, lane: str | None, as_json: bool) -> None:
     out.print(table("", QUEUE_HEADS, [row for one in chosen for row in _lane_rows(one)]))
     rows = {row.row: row for one in chosen for row in one.rows}
     if rows:
-        out.print(table("", ROW_HEADS, map(_row, rows.values())))
+        columns = columns_of(rows.values())
+        more = (f"{head.upper()}>" for one in columns for head in (one.head, one.limit_head))
+        cells = (_row(row, columns) for row in rows.values())
+        out.print(table("", (*ROW_HEADS, *more), cells))
 
 
 def _lane_rows(lane: LaneView) -> list[tuple[str, ...]]:
@@ -94,7 +99,7 @@ def _queue(lane: LaneView, queue: QueueView) -> tuple[str, ...]:
     )
 
 
-def _row(row: RowView) -> tuple[str, ...]:
+def _row(row: RowView, columns: list[Bounded]) -> tuple[str, ...]:
     from ops.cli.output import size
 
     return (
@@ -103,8 +108,5 @@ def _row(row: RowView) -> tuple[str, ...]:
         "-" if row.inflight_jobs_max is None else f"{row.inflight_jobs_max:,}",
         f"{row.lent_jobs:,}",
         f"{row.borrowed_jobs:,}",
-        f"{row.inflight_tokens:,.0f}",
-        "-" if row.inflight_tokens_max is None else f"{row.inflight_tokens_max:,}",
-        "-" if row.result_bytes_max is None else size(int(row.result_bytes)),
-        "-" if row.result_bytes_max is None else size(row.result_bytes_max),
+        *(cell for one in columns for cell in one.cells(row, size=size, none="-")),
     )

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from broker.core.policy import Policy
     from broker.engine_model.profile import Profile
     from broker.sim.decisions import LoggedJob, Tally
-    from broker.sim.replay_run import ReplayReport
+    from broker.sim.replay_run import Plan, ReplayReport
+
+BAR_STEPS = 1000
+"""Of each simulation in the bar: the two may differ in how many jobs they simulate."""
 
 AT_LEAST_ONE = validators.Number(gte=1)
 
@@ -72,7 +75,6 @@ def replay(
     """
     from broker.sim.decisions import Tally
     from broker.sim.replay_run import Plan
-    from broker.sim.replay_run import replay as run_replay
     from ops.cli.output import note
     from ops.cli.replay_text import assumptions
     from ops.cli.result_files import require_writable
@@ -102,7 +104,7 @@ def replay(
     for sentence in said:
         note(sentence)
     with told():
-        found = run_replay(jobs, plan)
+        found = _replayed(jobs, plan)
     try:  # The file first: whoever reads the tables may leave before their end.
         if report is not None:
             _write(report, found, said)
@@ -180,6 +182,18 @@ def _engine(jobs: Sequence["LoggedJob"], fleet: Fleet) -> tuple["Profile", list[
     if fleet.slots is not None:
         profile = replace(profile, slots=min(fleet.slots, profile.step_tokens_max))
     return profile, said
+
+
+def _replayed(jobs: Sequence["LoggedJob"], plan: "Plan") -> "ReplayReport":
+    from broker.sim.replay_run import replay as run_replay
+    from ops.cli.sim_bar import bar
+
+    with bar(("as it ran", "changed"), weights=(1, 1), requests=BAR_STEPS) as shown:
+
+        def report(number: int, ended: int, requests: int) -> None:
+            shown(number, BAR_STEPS * ended // max(1, requests))
+
+        return run_replay(jobs, plan, report=report)
 
 
 def _show(found: "ReplayReport") -> None:

@@ -1,12 +1,14 @@
-"""A process of a pool: it ends with the one that started it, however that one ended."""
+"""The processes of a pool: they end with the one that started them, however that one ends."""
 
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Generator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import wait
+from types import FrameType
 
 
 def end_with_parent() -> None:
@@ -33,3 +35,23 @@ def ctrl_c_later() -> Generator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def shut_down(pool: ProcessPoolExecutor) -> None:
+    """End a pool once its processes are done with what they run; if Ctrl-C comes, at once.
+
+    Left half-way it would leave semaphores behind, of which Python tells when the command ends. So
+    Ctrl-C raises nothing meanwhile.
+    """
+
+    def kill(_number: int, _frame: FrameType | None) -> None:
+        for process in multiprocessing.active_children():
+            process.kill()
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, kill)
+    try:
+        pool.shutdown(cancel_futures=True)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,10 +1,10 @@
 """`inferlane sim fuzz`: the mind under drawn scenarios and faults, and what must always hold."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,19 +66,21 @@ def _run_all(seeds: Sequence[int], *, jobs: int) -> "list[Found]":
     from broker.sim.fuzz import fuzz_seed
 
     found: list[Found] = []
-    with _bar(len(seeds)) as advance:
-        for one in _found(seeds, jobs=jobs) if jobs > 1 else map(fuzz_seed, seeds):
+    several = _found(seeds, jobs=jobs) if jobs > 1 else (fuzz_seed(seed) for seed in seeds)
+    # Closed here, so that its processes have ended before the command tells how it ended.
+    with _bar(len(seeds)) as advance, closing(several):
+        for one in several:
             found.append(one)
             advance()
     return found
 
 
-def _found(seeds: Sequence[int], *, jobs: int) -> "Iterator[Found]":
+def _found(seeds: Sequence[int], *, jobs: int) -> "Generator[Found]":
     """Run seeds in several processes; what they come to is told in order.
 
     Raises CommandError when a process dies.
     """
-    from ops.cli.sim_child import ctrl_c_later, end_with_parent
+    from ops.cli.sim_child import ctrl_c_later, end_with_parent, shut_down
     from ops.cli.sim_pool import PROCESS_DIED
 
     begins = range(0, len(seeds), CHUNK_SEEDS)
@@ -96,7 +98,7 @@ def _found(seeds: Sequence[int], *, jobs: int) -> "Iterator[Found]":
     except BrokenProcessPool as error:
         raise CommandError(PROCESS_DIED) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        shut_down(pool)
 
 
 def _chunk(seeds: Sequence[int]) -> "list[Found]":

@@ -9,15 +9,13 @@ as for want of memory, would keep all others waiting.
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from msgspec import Struct
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from broker.core.policy import Policy
 from broker.sim.contestants import Contestant, contestant
@@ -25,7 +23,8 @@ from broker.sim.errors import SimError
 from broker.sim.request import Workload
 from broker.sim.runs import Outcome, Setting, run
 from ops.cli.errors import CommandError
-from ops.cli.sim_child import ctrl_c_later, end_with_parent
+from ops.cli.sim_bar import Report, bar
+from ops.cli.sim_child import ctrl_c_later, end_with_parent, shut_down
 from ops.cli.sim_point import Point
 
 OURS_COST = 4
@@ -36,9 +35,6 @@ TOLD_SHARE = 0.02
 """Progress of a run worth telling the parent: more would keep it busy with the bar."""
 
 PROCESS_DIED = "a process of the simulation died (out of memory?); try fewer --jobs"
-
-Report = Callable[[int, int], None]
-"""Called with the number of a run, and of its requests that have ended."""
 
 Said = tuple[int, int]
 """What is reported. As bytes it is far below what a pipe takes in one piece (PIPE_BUF), so that of
@@ -189,7 +185,7 @@ def _run_pool(
         return [_result(future) for future in futures]
     finally:
         stop.value = 1
-        pool.shutdown(cancel_futures=True)
+        shut_down(pool)
         said.close()  # The last end that is written to: what listens comes to the end.
         listener.join()
         heard.close()
@@ -214,37 +210,7 @@ def _listen(heard: Heard, report: Report) -> None:
 # ---- progress ------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _bar(runs: Sequence[Run], *, requests: int) -> Generator[Report]:
-    """Show one bar over all runs on standard error, if that is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _number, _ended: None
-        return
+def _bar(runs: Sequence[Run], *, requests: int) -> AbstractContextManager[Report]:
+    names = [f"{one.label} #{one.seed}" for one in runs]
     weights = [OURS_COST if one.contestant().is_ours else 1 for one in runs]
-    ended = [0] * len(runs)
-    with Progress(
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.description}", markup=False),
-        console=console,
-        transient=True,
-    ) as bar:
-        task = bar.add_task("", total=sum(weights) * requests)
-
-        def report(number: int, count: int) -> None:
-            ended[number] = count
-            done = sum(one == requests for one in ended)
-            now = " · ".join(
-                f"{run.label} #{run.seed}"
-                for run, one in zip(runs, ended, strict=True)
-                if 0 < one < requests
-            )
-            bar.update(
-                task,
-                completed=sum(w * n for w, n in zip(weights, ended, strict=True)),
-                description=f"{done}/{len(runs)} runs; {now}",
-            )
-
-        yield report
+    return bar(names, weights=weights, requests=requests)

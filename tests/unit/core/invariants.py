@@ -120,6 +120,7 @@ def _check_lines(mind: Mind, pool: Pool) -> None:
     for band in BANDS:
         queues = [queue for (_, other), queue in pool.queues.items() if other == band]
         assert pool.in_line[band] == sum(len(queue.fresh) + len(queue.aged) for queue in queues)
+        assert pool.waiting_jobs[band] == sum(queue.waiting_jobs for queue in queues)
         assert pool.work_tokens[band] == sum(queue.work_tokens for queue in queues)
 
 

@@ -7,18 +7,20 @@ import pytest
 from broker.core.decisions import Dispatch, HeldBy, Reject
 from broker.core.events import QueueDepth
 from broker.core.policy import OrderPolicy, PressurePolicy, QuotaRow
-from broker.core.pressure import step_of
+from broker.core.pressure import LANES_MAX, step_of
 from broker.core.pressure_step import Step
 from broker.wire.messages import Answer, Reason
-from tests.unit.core.cluster import MODEL, Cluster, a_policy, a_spec, keys, of, only
+from tests.unit.core.cluster import LANE, MODEL, Cluster, a_policy, a_spec, keys, of, only
 
 FREE_FLOOR = PressurePolicy(online_floor_share=0.0)
 
 
-def a_cluster(*quotas: QuotaRow, slots: int = 4, **pressure: Any) -> Cluster:
+def a_cluster(
+    *quotas: QuotaRow, slots: int = 4, lanes: tuple[str, ...] = (LANE, "beta"), **pressure: Any
+) -> Cluster:
     """One worker; without a floor unless the case says."""
     fields = {"online_floor_share": 0.0, **pressure}
-    cluster = Cluster(a_policy(*quotas, pressure=PressurePolicy(**fields)))
+    cluster = Cluster(a_policy(*quotas, lanes=lanes, pressure=PressurePolicy(**fields)))
     cluster.join("w1", slots=slots)
     return cluster
 
@@ -239,6 +241,53 @@ def test_a_lane_that_its_own_quota_holds_presses_nobody() -> None:
     assert (online_wait_s(cluster), step(cluster)) == (0.0, Step.NONE)
 
 
+@pytest.mark.parametrize("longest", [0, LANES_MAX, 12 * LANES_MAX - 1])
+def test_of_many_lanes_the_worst_is_asked(longest: int) -> None:
+    """More wait than a look asks, each with a job, and one with twenty: whichever that is."""
+    names = tuple(f"l{n:03}" for n in range(12 * LANES_MAX))
+    cluster = a_cluster(slots=64, lanes=names)
+    cluster.hold_many(64, lane=names[0], band=1)
+    for n, name in enumerate(names):
+        cluster.hold_many(20 if n == longest else 1, lane=name, band=1, prefix="p")
+    cluster.tick(0.25)
+    scheduler = cluster.scheduler
+    pool = scheduler._mind.queues.pool(MODEL)
+    waits_s = [
+        scheduler._estimates.wait_s(queue, position=queue.waiting_jobs)
+        for queue in pool.queues.values()
+    ]
+    assert len(waits_s) == len(names)
+    assert scheduler._pressure._online_wait_s(pool) == max(waits_s) > 1.2 * min(waits_s)
+
+
+def test_many_lanes_that_their_quotas_hold_hide_nobody() -> None:
+    """They are first in line, for they get little; behind them others wait for room."""
+    held = tuple(f"a{n:03}" for n in range(12 * LANES_MAX))
+    rows = tuple(QuotaRow(lane=name, inflight_jobs_max=1) for name in held)
+    cluster = a_cluster(*rows, slots=len(held) + 1, lanes=(*held, "beta"))
+    for name in held:
+        cluster.hold_many(2, lane=name, band=1)
+    cluster.tick(0.25)
+    assert (online_wait_s(cluster), step(cluster)) == (0.0, Step.NONE)
+    cluster.hold_many(1000, lane="beta", band=1)
+    cluster.tick(0.25)
+    assert step(cluster) is Step.REFUSE_BATCH
+
+
+def test_many_lanes_of_the_highest_band_hide_no_lower_one() -> None:
+    """They go first and wait little; whoever is interactive waits for all of them."""
+    urgent = tuple(f"a{n:03}" for n in range(12 * LANES_MAX))
+    waits_s: list[float] = []
+    for jobs in (0, 50):
+        cluster = a_cluster(slots=16, lanes=(*urgent, "beta"))
+        for name in urgent:
+            cluster.hold_many(1, lane=name, band=0)
+        cluster.hold_many(jobs, lane="beta", band=1)
+        cluster.tick(0.25)
+        waits_s.append(online_wait_s(cluster))
+    assert waits_s[1] > 2 * waits_s[0] > 0
+
+
 def test_no_workers_are_no_pressure() -> None:
     """Nothing runs: batch is not what people wait for."""
     cluster = Cluster(a_policy(pressure=FREE_FLOOR))
@@ -271,10 +320,11 @@ def test_a_deadline_is_no_reason_where_the_job_may_start() -> None:
     assert of(Reject, nobody.hold(a_spec("j", deadline_at_s=nobody.at_s + 0.001))) == []
 
 
-def a_window_cluster(margin: float = 1.25) -> tuple[Cluster, Dispatch]:
-    """One slot, taken; 100 lines of batch wait behind interactive jobs."""
-    order = OrderPolicy(lane_slack_tokens=0.0, window_margin_ratio=margin)
-    cluster = Cluster(a_policy(order=order, pressure=PressurePolicy(hold_batch_wait_s=1e6)))
+def a_window_cluster(*quotas: QuotaRow, **pressure: Any) -> tuple[Cluster, Dispatch]:
+    """One slot, taken; batch is not held unless the case says."""
+    order = OrderPolicy(lane_slack_tokens=0.0, window_margin_ratio=1.25)
+    steps = PressurePolicy(**{"hold_batch_wait_s": 1e6, "refuse_batch_wait_s": 1e6, **pressure})
+    cluster = Cluster(a_policy(*quotas, order=order, pressure=steps))
     cluster.join("w1", slots=1)
     return cluster, only(Dispatch, cluster.hold(a_spec("first", lane="beta", band=0)))
 
@@ -301,6 +351,34 @@ def test_a_batch_whose_window_is_at_risk_competes_one_band_up(
     assert aged == (64 if is_promoted else 0)
     taken = batch_taken(cluster, dispatch, count=60)
     assert (taken >= 12) is is_promoted
+
+
+@pytest.mark.parametrize(
+    ("hold_batch_wait_s", "reached", "least", "most"),
+    [(1e6, Step.BORROW, 12, 60), (5.0, Step.HOLD_BATCH, 1, 4)],
+)
+@pytest.mark.parametrize("people_in_line", [False, True])
+def test_from_step_two_on_no_batch_competes_one_band_up(
+    hold_batch_wait_s: float, reached: Step, least: int, most: int, *, people_in_line: bool
+) -> None:
+    """Its window at risk or not, it has its guaranteed share alone, until the step is released:
+    also where those whom it gave way to have gone, or can't go, and standard jobs wait.
+    """
+    row = QuotaRow(lane="beta", band=1, inflight_jobs_max=1)
+    cluster, dispatch = a_window_cluster(
+        row, online_floor_share=0.0, hold_batch_wait_s=hold_batch_wait_s
+    )
+    cluster.join("w2", slots=1)
+    cluster.hold_many(1 + people_in_line, lane="beta", band=1, prefix="q")
+    cluster.hold_many(100, band=3, prefix="b", deadline_at_s=cluster.at_s + 10)
+    cluster.hold_many(100, band=2, prefix="s")
+    cluster.hold_many(100, band=1, prefix="p")
+    cluster.tick(1.0)
+    assert step(cluster) is reached
+    assert len(cluster.scheduler._mind.queues.pool(MODEL).queues["acme", 3].aged) == 64
+    for n in range(100):
+        cluster.cancel(f"acme.p{n}")
+    assert least <= batch_taken(cluster, dispatch, count=60) <= most
 
 
 def test_the_lines_that_are_still_in_the_stream_count() -> None:

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from broker.service.metrics import Metrics
-from broker.service.snapshot import SnapshotSource, WatchView
+from broker.service.snapshot import RowView, SnapshotSource, WatchView
 from broker.service.status import (
     HEADER_BYTES_MAX,
     HEADERS_MAX,
@@ -111,6 +111,19 @@ async def test_page_of_a_leader() -> None:
     assert "src=" not in text
     assert "<script" not in text
     assert 'http-equiv="refresh"' in text
+
+
+async def test_page_tells_what_its_quotas_bound() -> None:
+    """Each row's use beside its bound, a dash where it has none; nothing that no row bounds."""
+    rows = (
+        RowView(row="a", inflight_jobs=1, queued_jobs=12, queued_jobs_max=400),
+        RowView(row="b", inflight_jobs=0, bucket_tokens=-1500.0, tokens_per_min=2_000_000),
+    )
+    text = await page(Cluster(lanes=[a_lane_view(rows=rows)]), role="leader", reason="")
+    heads = "<th>waiting</th><th>of</th><th>may start</th><th>a minute</th></tr>"
+    assert f"<th>borrowed</th>{heads}" in text
+    assert "<td>12</td><td>400</td><td>–</td><td>–</td></tr>" in text
+    assert "<td>–</td><td>–</td><td>-1,500</td><td>2,000,000</td></tr>" in text
 
 
 async def test_page_of_a_standby() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from broker.wire.settings import SettingsError
 from worker_agent.config import WorkerConfig, load
-from worker_agent.flags import model_names, parse_flags, takes_place
+from worker_agent.flags import model_names, parse_flags
 
 FILE = """
 [nats]
@@ -47,8 +47,9 @@ def test_a_file_gives_its_worker_table_and_the_way_to_the_server(path: Path) -> 
 def test_flags_go_before_the_file(path: Path) -> None:
     """One file serves many workers that differ in a flag or two."""
     flags = ["--config", str(path), "--worker", "gpu2", "--slots", "2", "--model", "a=b"]
-    config = parse_flags([*flags, "--model", "c", "--nats", "nats://other:1"])
-    assert config is not None
+    read = parse_flags([*flags, "--model", "c", "--nats", "nats://other:1"])
+    assert read is not None
+    config = read.config
     assert (config.worker, config.slots) == ("gpu2", 2)
     assert config.models == {"a": "b", "c": "c"}
     assert (config.nats.url, config.nats.user) == ("nats://other:1", "worker")
@@ -57,8 +58,9 @@ def test_flags_go_before_the_file(path: Path) -> None:
 
 def test_flags_alone_are_enough() -> None:
     """No file is needed for a worker on this machine."""
-    config = parse_flags(["--worker", "w1", "--engine", "fake", "--model", "tiny"])
-    assert config is not None
+    read = parse_flags(["--worker", "w1", "--engine", "fake", "--model", "tiny"])
+    assert read is not None
+    config = read.config
     assert (config.worker, config.engine) == ("w1", "fake")
     assert config.nats.url == "nats://127.0.0.1:4222"
 
@@ -66,8 +68,11 @@ def test_flags_alone_are_enough() -> None:
 def test_taking_a_live_agents_place_is_no_setting() -> None:
     """A flag beside the settings."""
     flags = ["--worker", "w1", "--engine", "fake"]
-    assert parse_flags([*flags, "--replace"]) == parse_flags(flags)
-    assert (takes_place([*flags, "--replace"]), takes_place(flags)) == (True, False)
+    asked, plain = parse_flags([*flags, "--replace"]), parse_flags(flags)
+    assert asked is not None
+    assert plain is not None
+    assert asked.config == plain.config
+    assert (asked.replace, plain.replace) == (True, False)
 
 
 def test_an_unknown_key_is_refused_with_its_line(path: Path) -> None:

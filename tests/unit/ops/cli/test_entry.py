@@ -30,6 +30,20 @@ def fail(text, code):
 ops.cli.main._fail = fail
 """
 
+AFTER_TOLD = """
+import ops.cli.entry
+die = ops.cli.entry._die_of_sigint
+def die_later():
+    os.kill(os.getpid(), signal.SIGINT)
+    die()
+ops.cli.entry._die_of_sigint = die_later
+"""
+
+AT_EXIT = """
+import atexit
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+"""
+
 
 def ended(before: str, *arguments: str) -> tuple[int, str]:
     """Run the program after some code; returns its code and what it said on standard error."""
@@ -45,11 +59,19 @@ def ended(before: str, *arguments: str) -> tuple[int, str]:
         (WHILE_LOADING, ""),
         (IN_THE_COMMAND, "inferlane: interrupted\n"),
         (IN_THE_COMMAND + WHILE_TOLD, ""),
+        (IN_THE_COMMAND + AFTER_TOLD, "inferlane: interrupted\n"),
     ],
 )
 def test_ctrl_c_ends_it_by_the_signal(before: str, told: str) -> None:
-    """While it loads, at work, and again while it tells of the first."""
+    """While it loads, at work, and again while it tells of the first, or has."""
     assert ended(before) == (-signal.SIGINT, told)
+
+
+def test_ctrl_c_at_the_exit_says_nothing() -> None:
+    """The command has ended, and said how."""
+    code, told = ended(AT_EXIT)
+    assert code == -signal.SIGINT
+    assert len(told.splitlines()) == 1
 
 
 def test_debug_shows_where_it_was() -> None:

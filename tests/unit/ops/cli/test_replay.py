@@ -1,5 +1,7 @@
 """`inferlane replay`: what it reads, assumes, shows and refuses."""
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ from msgspec.structs import replace
 from broker.core.policy import RoutingPolicy
 from broker.sim.decisions import LoggedJob
 from broker.wire.messages import Usage
+from ops.cli import sim_bar
 from ops.cli.main import main
 from ops.cli.output import duration
+from ops.cli.replay import BAR_STEPS
 from ops.cli.replay_text import percent
+from ops.cli.sim_bar import Report
 from tests.decision_logs import a_dispatch_line, a_refusal_line, an_end_line
 from tests.replays import ENGINE, IN_TURN, START_S, TIGHT, a_logged_day, some_requests
 
@@ -114,6 +119,24 @@ def test_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         whole["logged"]["ttft_s"]["mean"], rel=0.2
     )
     assert whole["changed"]["cached_token_ratio"] < whole["as_it_ran"]["cached_token_ratio"]
+
+
+def test_its_bar_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of `sim compare`, over both simulations, and moves as they run."""
+    shown: list[tuple[int, int]] = []
+
+    @contextmanager
+    def bar(names: Sequence[str], *, weights: Sequence[int], requests: int) -> Generator[Report]:
+        assert (len(names), len(weights), requests) == (2, 2, BAR_STEPS)
+        yield lambda number, ended: shown.append((number, ended))
+
+    monkeypatch.setattr(sim_bar, "bar", bar)
+    assert run(a_log(tmp_path), "--policy", "round_robin") == 0
+    assert shown == sorted(shown)
+    for number in (0, 1):
+        steps = [ended for one, ended in shown if one == number]
+        assert (steps[0], steps[-1]) == (0, BAR_STEPS)
+        assert len(set(steps)) > 10
 
 
 def test_quota_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

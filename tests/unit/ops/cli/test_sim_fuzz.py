@@ -69,3 +69,14 @@ def test_ctrl_c_is_one_line() -> None:
         _, err = fuzz.communicate(timeout=WAIT_S)
     assert fuzz.returncode == -signal.SIGINT, "it dies of the signal, so that a shell's loop ends"
     assert err.decode() == "inferlane: interrupted\n"
+
+
+def test_a_second_ctrl_c_is_one_line_too() -> None:
+    """It comes while the processes end, which it makes them do at once."""
+    with a_fuzz() as fuzz:
+        for _ in range(3):
+            os.killpg(fuzz.pid, signal.SIGINT)
+            time.sleep(0.01)
+        _, err = fuzz.communicate(timeout=WAIT_S)
+    assert fuzz.returncode == -signal.SIGINT
+    assert err.decode() == "inferlane: interrupted\n"
