@@ -18,7 +18,7 @@ So, in any stretch of work T, with C = `CREDIT_TOKENS_MAX` and U the largest job
 - by aging, bands 2-3 take no more than `aged_share_max` of T, and C + U.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from broker.core.policy import BandPolicy
@@ -68,18 +68,18 @@ class BandShares:
         self.work: dict[tuple[int, Way], float] = {}
         """Weighted tokens dispatched, by band and way: how much each exception took."""
 
-    def owed(self, waiting_jobs: Sequence[int], work_tokens: Sequence[float]) -> list[int]:
+    def owed(self, waiting_jobs: Sequence[int], mean_tokens: Callable[[int], float]) -> list[int]:
         """List the bands that go before higher ones now, most urgent first.
 
         Only a band with waiting jobs under others' demand: without it, priority alone serves it.
-        And only when it is owed a whole job (of the mean of those that wait, `work_tokens` in all):
-        a share is earned first and taken then, so that people don't wait for what nobody earned.
+        And only when it is owed a whole job (`mean_tokens` tells a band's mean): a share is earned
+        first and taken then, so that people don't wait for what nobody earned.
         """
         owed: list[int] = []
         above = 0
         for band in BANDS:
             jobs = waiting_jobs[band]
-            if jobs and above and self._owed[band] >= _whole_job(work_tokens[band], jobs):
+            if jobs and above and self._owed[band] >= _whole_job(mean_tokens(band)):
                 owed.append(band)
             above += jobs
         return owed
@@ -96,12 +96,13 @@ class BandShares:
         """
         return 2.0 * (CREDIT_TOKENS_MAX + share * self._cost_max)
 
-    def may_age(self, band: int, waiting_jobs: Sequence[int], work_tokens: Sequence[float]) -> bool:
+    def may_age(
+        self, band: int, waiting_jobs: Sequence[int], mean_tokens: Callable[[int], float]
+    ) -> bool:
         """Say whether aged jobs of a band may go before the band above: that, too, is earned."""
-        jobs = waiting_jobs[band]
-        if not jobs:
+        if not waiting_jobs[band]:
             return False
-        whole_job = _whole_job(work_tokens[band], jobs)
+        whole_job = _whole_job(mean_tokens(band))
         if self._credits[band] < whole_job:
             return False
         if band == BATCH_BAND and any(waiting_jobs[:LOW_BAND_MIN]):
@@ -141,5 +142,5 @@ class BandShares:
             self._credits[other] = min(credit, credit_max)
 
 
-def _whole_job(work_tokens: float, jobs: int) -> float:
-    return min(work_tokens / jobs, CREDIT_TOKENS_MAX)
+def _whole_job(mean_tokens: float) -> float:
+    return min(mean_tokens, CREDIT_TOKENS_MAX)

@@ -131,7 +131,7 @@ class Order:
         return chosen
 
     def _choose_by_band(self, pool: Pool, borrow: Borrow) -> tuple[Waiting, Placement, Way] | None:
-        for band in pool.shares.owed(pool.in_line, pool.work_tokens):
+        for band in pool.shares.owed(pool.in_line, pool.mean_tokens):
             if self._keeps_back(pool, band, by_share=True):
                 continue
             best = self._contest(pool, [(band, False), (band, True)], _more(pool, band, borrow))
@@ -178,7 +178,7 @@ class Order:
         competes = any(pool.in_line[:LOW_BAND_MIN]) and not is_held
         if self._keeps_back(pool, rising, by_share=competes):
             return stands
-        if not pool.shares.may_age(rising, pool.in_line, pool.work_tokens):
+        if not pool.shares.may_age(rising, pool.in_line, pool.mean_tokens):
             return stands
         return [[(rising, True)], *stands]
 

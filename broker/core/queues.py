@@ -215,6 +215,10 @@ class Pool:
         kept = floor if band == BATCH_BAND else min(floor, self.inflight_online_jobs)
         return 0 < kept >= self.slots - self.busy_slots
 
+    def mean_tokens(self, band: int) -> float:
+        """Tell the mean work of a band's waiting jobs, those in back-off included; 0 with none."""
+        return self.work_tokens[band] / max(1, self.waiting_jobs[band])
+
     @property
     def waiting(self) -> bool:
         """Say whether anyone is in line."""

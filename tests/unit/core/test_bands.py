@@ -36,11 +36,11 @@ class Account:
 
     def turns(self, *waiting: int, cost_tokens: float = 1.0) -> list[int]:
         """Which bands go before higher ones, with so many jobs of a cost waiting in each."""
-        return self.shares.owed(waiting, [jobs * cost_tokens for jobs in waiting])
+        return self.shares.owed(waiting, lambda _: cost_tokens)
 
     @property
     def may_age(self) -> bool:
-        return self.shares.may_age(2, (1, 1, 1, 1), (1.0, 1.0, 1.0, 1.0))
+        return self.shares.may_age(2, (1, 1, 1, 1), lambda _: 1.0)
 
     @property
     def owed(self) -> list[float]:
@@ -179,15 +179,15 @@ def test_aging_is_earned_first_too() -> None:
     """
     account = Account()
     account.dispatched(1, 1000.0)
-    assert account.shares.may_age(2, (0, 1, 2, 0), (0.0, 0.0, 500.0, 0.0))
-    assert not account.shares.may_age(2, (0, 1, 2, 0), (0.0, 0.0, 501.0, 0.0))
-    assert not account.shares.may_age(2, (0, 1, 0, 0), (0.0, 0.0, 0.0, 0.0))
-    assert not account.shares.may_age(1, (1, 1, 2, 0), (1.0, 1e9, 0.0, 0.0))
+    assert account.shares.may_age(2, (0, 1, 2, 0), lambda _: 250.0)
+    assert not account.shares.may_age(2, (0, 1, 2, 0), lambda _: 250.5)
+    assert not account.shares.may_age(2, (0, 1, 0, 0), lambda _: 0.0)
+    assert not account.shares.may_age(1, (1, 1, 2, 0), lambda _: 1e9)
     account.dispatched(0, 1000.0)
-    assert account.shares.may_age(1, (1, 1, 0, 0), (1.0, 500.0, 0.0, 0.0))
-    assert not account.shares.may_age(1, (1, 1, 0, 0), (1.0, 500.1, 0.0, 0.0))
+    assert account.shares.may_age(1, (1, 1, 0, 0), lambda _: 500.0)
+    assert not account.shares.may_age(1, (1, 1, 0, 0), lambda _: 500.1)
     account.dispatched(1, 400.0, way=Way.AGED)
-    assert not account.shares.may_age(1, (1, 1, 0, 0), (1.0, 200.1, 0.0, 0.0))
+    assert not account.shares.may_age(1, (1, 1, 0, 0), lambda _: 200.1)
 
 
 def test_shares_of_low_bands_count_against_the_cap() -> None:

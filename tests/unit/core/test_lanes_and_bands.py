@@ -112,3 +112,21 @@ def test_a_reload_moves_no_lane() -> None:
     cluster.step(PolicyChanged(cluster.at_s, strict(QuotaRow(lane="crawl", inflight_jobs_max=9))))
     assert cluster.scheduler.views.pools() == before
     assert lanes_of(went + run_all(cluster, dispatch, count=47)) == {LANE: 50, "beta": 1}
+
+
+def test_jobs_in_back_off_make_those_of_their_band_no_larger() -> None:
+    """Fifteen of a band rest after a failure, one is in line: it is owed its turn at its own size,
+    not at the size of all sixteen.
+    """
+    bands = tuple(BandPolicy(guaranteed_share=share) for share in (0.0, 0.0, 0.5, 0.0))
+    cluster = Cluster(a_policy(lanes=LANES, bands=bands))
+    cluster.join(*(f"w{n}" for n in range(16)), slots=1)
+    sent = of(Dispatch, cluster.hold_many(16, prefix="r", band=2))
+    assert not of(Dispatch, cluster.fail(sent[0]))
+    cluster.hold_many(40, prefix="p", band=1, lane="beta")
+    running = [one for dispatch in sent[1:] for one in of(Dispatch, cluster.fail(dispatch))]
+    cluster.hold(a_spec("mine", band=2, lane="crawl"))
+    went: list[str] = []
+    for dispatch in running[:4]:
+        went += [one.key for one in of(Dispatch, cluster.end(dispatch))]
+    assert "crawl.mine" in went
