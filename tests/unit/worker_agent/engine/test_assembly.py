@@ -297,8 +297,19 @@ def test_embeddings_do_not_stream() -> None:
         ),
         ({"prompt_tokens": -1, "completion_tokens": True}, (Usage(0, 0, 0), None)),
         ({"prompt_tokens": 2**60, "completion_tokens": "2"}, (Usage(0, 0, 0), None)),
+        ({"prompt_tokens": 2**32 - 1, "completion_tokens": 2**31 - 1}, (Usage(0, 0, 0), None)),
     ],
 )
 def test_usage(usage: Any, expected: Any) -> None:
     """Both spellings are read; cached tokens not told are unknown, not 0; nonsense is 0."""
     assert usage_in({"usage": usage}) == expected
+
+
+@pytest.mark.parametrize("nonsense", [-1, 2**32 - 1, 2**63, 1e9, True, "9", None])
+def test_what_a_usage_does_not_say_was_counted(nonsense: object) -> None:
+    """A counter that ran below zero shut a lane out for years, and every prompt of its model."""
+    counted = Usage(9, 0, 2)
+    spoilt = {"prompt_tokens": nonsense, "completion_tokens": nonsense}
+    assert usage_in({"usage": spoilt}, counted=counted) == (counted, None)
+    spoilt = {"prompt_tokens": 7, "completion_tokens": nonsense}
+    assert usage_in({"usage": spoilt}, counted=counted) == (Usage(7, 0, 2), None)
