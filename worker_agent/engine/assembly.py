@@ -100,8 +100,8 @@ class ChoicesAssembly:
             elif name in ("text", "logprobs"):
                 _merge(whole, {name: value})
                 brought = brought or bool(value)
-            elif value is not None:
-                whole[name] = value
+            elif value is not None and (value or name != "finish_reason"):
+                whole[name] = value  # "" is how some engines say that there is more.
         return int(brought)
 
     def whole(self) -> Json:
@@ -207,14 +207,30 @@ def _merge_calls(calls: list[object], deltas: list[object]) -> list[object]:
     """Merge tool calls: a delta belongs to the call of the same index."""
     for given in deltas:
         delta = as_object(given, "a tool call")
-        index = delta.get("index", len(calls))
         known = [cast("Json", call) for call in calls if isinstance(call, dict)]
-        same = [call for call in known if call.get("index") == index]
+        index = delta.get("index")
+        if isinstance(index, int):
+            same = [call for call in known if call.get("index") == index]
+        else:
+            delta = {name: value for name, value in delta.items() if name != "index"}
+            same, index = _call_without_index(known, delta), len(calls)
         if same:
             _merge(same[0], delta)
         else:
             calls.append({**delta, "index": index})
     return calls
+
+
+def _call_without_index(calls: list[Json], delta: Json) -> list[Json]:
+    """Find the call of a delta that some engines give no index: by its id, else the last begun.
+
+    One that names its function, and no call that was heard of, begins another.
+    """
+    if call_id := delta.get("id"):
+        return [call for call in calls if call.get("id") == call_id]
+    function = delta.get("function")
+    begins = isinstance(function, dict) and bool(cast("Json", function).get("name"))
+    return [] if begins else calls[-1:]
 
 
 def _tidy(message: Json) -> None:
