@@ -19,6 +19,7 @@ from functools import partial
 from typing import TypeVar
 
 from broker.bus.base import BucketSpec, Bus, ConsumerSpec, NoRoom, NotFound, NotTaken, StreamSpec
+from broker.bus.key_value import bucket_stream
 from broker.wire import subjects
 from broker.wire.ids import BANDS, BATCH_BAND, require_token
 
@@ -261,18 +262,19 @@ async def apply(bus: Bus, topology: Topology) -> None:
     await _some_at_once(bus.ensure_consumer, topology.consumers)
 
 
-async def stands(bus: Bus, topology: Topology) -> bool:
-    """Say whether all its streams are there, however they are set. Raises BusError."""
-    absent: list[str] = []
+async def absent(bus: Bus, topology: Topology) -> list[str]:
+    """List its streams that are not there, those of its buckets included. Raises BusError."""
+    found: list[str] = []
 
-    async def look(spec: StreamSpec) -> None:
+    async def look(name: str) -> None:
         try:
-            await bus.stream_state(spec.name)
+            await bus.stream_state(name)
         except NotFound:
-            absent.append(spec.name)
+            found.append(name)
 
-    await _some_at_once(look, topology.streams)
-    return not absent
+    buckets = (bucket_stream(spec).name for spec in topology.buckets)
+    await _some_at_once(look, (*(spec.name for spec in topology.streams), *buckets))
+    return sorted(found)
 
 
 async def _give_back(bus: Bus, spec: StreamSpec) -> None:

@@ -109,7 +109,7 @@ class Reports:
         worker = mind.fleet.join(beat.worker, at_s=mind.at_s)
         worker.incarnation = beat.incarnation
         worker.engine_incarnation = beat.engine_incarnation
-        worker.models, worker.slots = beat.models, beat.slots
+        worker.models, worker.slots = _models(beat), beat.slots
         self._breakers.joined(worker, faults=beat.engine_faults)
         worker.cache_sequences = beat.cache_sequences
         mind.router.joined(worker)
@@ -123,7 +123,7 @@ class Reports:
             worker.engine_incarnation = beat.engine_incarnation
             self._breakers.engine_restarted(worker)
             self._mind.router.cache_lost(worker)
-        worker.models, worker.slots, worker.ready = beat.models, beat.slots, beat.ready
+        worker.models, worker.slots, worker.ready = _models(beat), beat.slots, beat.ready
         worker.cache_sequences = beat.cache_sequences
         worker.draining = beat.draining or worker.drain_wanted
         worker.held_off = False
@@ -268,6 +268,11 @@ class Reports:
     def _differ(self, kind: DifferenceKind, key: str, worker: Worker, attempt: Attempt) -> None:
         detail = f"attempt {attempt.epoch}.{attempt.number}"
         self._mind.out.append(Difference(kind, key, worker.id, detail))
+
+
+def _models(beat: Heartbeat) -> tuple[str, ...]:
+    """List what a worker serves, each once: in a pool it has one place."""
+    return tuple(dict.fromkeys(beat.models))
 
 
 def _capacity(worker: Worker) -> tuple[object, ...]:

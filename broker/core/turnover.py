@@ -10,7 +10,7 @@ Time is counted in fills: caches' worth of prompt that the workers of a model co
 average. No clock is needed, and a quiet hour forgets nothing, for nothing was pushed out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp
 
 FILLS_REMEMBERED = 0.1
@@ -45,7 +45,10 @@ class Written:
     fills: float = 0.0
     """In its caches' worth, older ones counted less."""
     at_fills: float = 0.0
-    """When that was, on the clock of its `Turnover`."""
+    """When that was, on the clock of `turnover`."""
+    turnover: "Turnover | None" = field(default=None, repr=False, compare=False)
+    """Of the model that it served then: another model's clock stands elsewhere, and what was
+    computed for it says nothing of this one's."""
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class Turnover:
         self.fills += step
         worker.fills = self._left_of(worker) + computed
         worker.at_fills = self.fills
+        worker.turnover = self
 
     def excess(self, worker: Written) -> float:
         """Tell how much more than at the mean worker is lost by a token that is computed there.
@@ -92,4 +96,6 @@ class Turnover:
         return max(FILLS_REMEMBERED, JOBS_REMEMBERED * self._job_fills)
 
     def _left_of(self, worker: Written) -> float:
+        if worker.turnover is not self:
+            return 0.0
         return worker.fills * exp((worker.at_fills - self.fills) / self._memory_fills)

@@ -7,12 +7,12 @@ practice.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
 
-from broker.bus.base import Bus, BusError, LinkDown, NotFound, Timeout, WrongSequence
+from broker.bus.base import Bus, BusError, LinkDown, NoStream, NotFound, Timeout, WrongSequence
 from broker.wire.codec import MalformedMessage, decode, encode
 from broker.wire.messages import Leader
 from broker.wire.subjects import LEADER_BUCKET, LEADER_KEY
@@ -25,6 +25,9 @@ STEP_DOWN_SHARE = 0.8
 
 STUCK_LIVES = 2
 """A key that stands unrenewed for twice its life is nobody's: the server frees it after one."""
+
+EPOCH_MAX = 2**53
+"""The wire's bound on a `Count`."""
 
 POLL_S_MAX = 0.25
 """How often a candidate looks whether the key is free; a lone broker serves within T + 1 s of a
@@ -69,9 +72,24 @@ async def leader_now(bus: Bus) -> tuple[Leader, int] | None:
 class Election:
     """Wins, keeps and gives up the leader key."""
 
-    def __init__(self, bus: Bus, *, broker: str, ttl_s: float, now: Callable[[], float]) -> None:
-        """Stand for election as `broker`, with a key that lives `ttl_s` (T) unrenewed."""
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        broker: str,
+        ttl_s: float,
+        now: Callable[[], float],
+        make_bucket: Callable[[], Awaitable[None]] | None = None,
+        known_epoch: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Stand for election as `broker`, with a key that lives `ttl_s` (T) unrenewed.
+
+        `make_bucket` makes the key's bucket, should it be gone; `known_epoch` tells the highest
+        that workers know of.
+        """
         self._bus = bus
+        self._make_bucket = make_bucket
+        self._known_epoch = known_epoch
         self._broker = broker
         self._ttl_s = ttl_s
         self._now = now
@@ -80,6 +98,7 @@ class Election:
         self._write_s = 0.0
         self._writing_since_s: float | None = None
         self._seen = _Seen()
+        self._no_bucket_since_s: float | None = None
 
     @property
     def stuck(self) -> str:
@@ -104,6 +123,7 @@ class Election:
     async def win(self) -> Term:
         """Wait until the key is ours."""
         self._seen = _Seen(since_s=self._now())
+        self._no_bucket_since_s = None
         while True:
             try:
                 revision = await self._bus.kv_create(
@@ -113,6 +133,7 @@ class Election:
                     ttl_s=self._ttl_s,
                 )
             except WrongSequence:
+                self._no_bucket_since_s = None
                 await self._look_at_key()
                 await asyncio.sleep(min(POLL_S_MAX, self._ttl_s / 10))
             except BusError as error:
@@ -120,13 +141,43 @@ class Election:
                 if not isinstance(error, LinkDown):
                     text = f"the message server stores no leader's key ({error})"
                     self._look(None, text, at_s=self._now())
+                await self._bucket_again(is_gone=isinstance(error, NoStream))
                 await asyncio.sleep(POLL_S_MAX)
             else:
                 self._seen = _Seen()
                 self._revision = revision
-                self._term = Term(epoch=revision)
-                _log.info("election.won", epoch=revision)
+                self._term = Term(epoch=self._epoch_at(revision))
+                _log.info("election.won", epoch=self._term.epoch)
                 return self._term
+
+    def _epoch_at(self, revision: int) -> int:
+        """Number a leadership whose key was created at `revision`.
+
+        A server that lost its store counts from 1 again, and workers take no order of an epoch
+        below one that they know.
+        """
+        known = max(self._term.epoch, self._known_epoch())
+        beyond = known + revision
+        return revision if revision > known or beyond > EPOCH_MAX else beyond
+
+    async def _bucket_again(self, *, is_gone: bool) -> None:
+        """Make the key's bucket where none was there for a life of the key.
+
+        Sooner the server may only be choosing a leader for it.
+        """
+        if not is_gone or self._make_bucket is None:
+            self._no_bucket_since_s = None
+            return
+        if self._no_bucket_since_s is None:
+            self._no_bucket_since_s = self._now()
+        if self._now() < self._no_bucket_since_s + self._ttl_s:
+            return
+        try:
+            await self._make_bucket()
+        except BusError as error:
+            _log.warning("election.bucket_not_made", error=str(error))
+        else:
+            _log.error("election.bucket_made_anew", bucket=LEADER_BUCKET)
 
     async def _look_at_key(self) -> None:
         """See whether the key that another has is renewed: each life of it once."""

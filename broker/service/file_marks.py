@@ -76,11 +76,11 @@ async def read_mark(bus: Bus) -> FileMark | None:
 async def is_declared(bus: Bus, config: Config) -> bool:
     """Say whether the server stands at this very configuration. Raises BusError.
 
-    A stream that somebody deleted is missed whatever the mark says.
+    A stream or bucket that somebody deleted is missed whatever the mark says.
     """
     if await read_mark(bus) != mark_of(config):
         return False
-    return await topology.stands(bus, topology_of(config))
+    return not await topology.absent(bus, topology_of(config))
 
 
 async def write_mark(bus: Bus, config: Config) -> None:

@@ -68,6 +68,11 @@ class Fleet:
         oldest_s = self._clock_s() - within_s
         return [heard.heartbeat for heard in self._heard.values() if heard.heard_s >= oldest_s]
 
+    @property
+    def newest_epoch(self) -> int:
+        """The highest epoch that any worker has seen, whoever led then."""
+        return max((heard.heartbeat.epoch for heard in self._heard.values()), default=0)
+
     def notice(self, worker: str) -> str:
         """Return what a worker last said that keeps it from ending jobs; empty: nothing."""
         heard = self._heard.get(worker)

@@ -7,7 +7,8 @@ from functools import partial
 
 import structlog
 
-from broker.bus.base import Bus, BusError, ConsumerSpec, Delivery
+from broker.bus import topology
+from broker.bus.base import Bus, BusError, ConsumerSpec, Delivery, NoStream
 from broker.core.events import DispatchAllowed, LinkChanged, PolicyChanged
 from broker.core.routing import make_router
 from broker.core.scheduler import Scheduler
@@ -28,12 +29,12 @@ from broker.service.loop import Loop, Observer
 from broker.service.offer import told_bytes_per_token
 from broker.service.outbox import Outbox
 from broker.service.pulls import Pulls
-from broker.service.queues import queue_consumers, results_ages_s, window_of
+from broker.service.queues import queue_consumers, results_ages_s, topology_of, window_of
 from broker.service.reading import Reader
 from broker.service.reconcile import Reconciler
 from broker.service.recovery import NOT_YET, collect_inventories, reset_queues, until_answered
 from broker.service.redelivered import Redelivered
-from broker.service.reload import close, declare, offer, withdraw
+from broker.service.reload import close, declare, make_first_buckets, offer, withdraw
 from broker.service.renewals import Renewals
 from broker.service.results_room import ResultsRoom, policy_of
 from broker.service.retiring import Retiring, former_queues, with_offered
@@ -47,6 +48,10 @@ LEAVE_S_MAX = 3.0
 """Longest time that giving up the key, and then the pulls, may take: a pull stands for 2 s."""
 
 _log = structlog.get_logger(__name__)
+
+
+class OldEpoch(Exception):
+    """Workers have heard a later leader, and would refuse all orders of this one."""
 
 
 class Leadership:
@@ -147,6 +152,7 @@ class Leadership:
             queues=self.pulls.queues,
             found=self._observer.difference,
             find_orphans=self.retiring.find,
+            restore=self._restore,
             forget=self.endings.forget,
             alarm_jobs=self._config.broker.reconcile_alarm_jobs,
             alarm_ratio=self._config.broker.reconcile_alarm_ratio,
@@ -229,6 +235,12 @@ class Leadership:
             lease_s=leases.lease_s,
             now=self._now,
         )
+        if self.fleet.newest_epoch > self.term.epoch:
+            message = (
+                f"workers know of epoch {self.fleet.newest_epoch}, and this one is"
+                f" {self.term.epoch}: the server lost its store; leading anew with a later one"
+            )
+            raise OldEpoch(message)
         _log.info(
             "leadership.adopting",
             epoch=self.term.epoch,
@@ -248,8 +260,24 @@ class Leadership:
 
         What our file lacks is taken away only where a reload has said so.
         """
-        if await is_declared(self._bus, self._config):
-            return
+        try:
+            if await is_declared(self._bus, self._config):
+                return
+        except NoStream:  # Of marks and offers.
+            await make_first_buckets(self._bus, self._config)
+        await self._declare_anew()
+
+    async def _restore(self) -> list[str]:
+        """Make anew what somebody deleted; returns its streams. Raises BusError."""
+        async with self.retiring.still:
+            gone = await topology.absent(self._bus, topology_of(self._config))
+            if gone:
+                _log.error("leadership.streams_gone", streams=gone)
+                await make_first_buckets(self._bus, self._config)
+                await self._declare_anew()
+        return gone
+
+    async def _declare_anew(self) -> None:
         config = self._config if self.retires else await with_offered(self._bus, self._config)
         await declare(self._bus, config)
         await offer(self._bus, config)

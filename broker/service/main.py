@@ -14,7 +14,7 @@ import uvloop
 
 from broker.bus import logs
 from broker.bus import nats as nats_bus
-from broker.bus.base import BucketSpec, Bus, BusError, NoStream, Timeout
+from broker.bus.base import Bus, BusError, NoStream, Timeout
 from broker.bus.nats_wire import Credentials
 from broker.service.clock import WallClock
 from broker.service.config import Config, ConfigError, load
@@ -31,13 +31,12 @@ from broker.service.metrics import Metrics
 from broker.service.observer import Observer
 from broker.service.queues import models_of
 from broker.service.recovery import NOT_YET
-from broker.service.reload import declare, merged, offer
+from broker.service.reload import declare, make_first_buckets, merged, offer
 from broker.service.retiring import with_offered
 from broker.service.state_folder import StateTaken, own_state
 from broker.service.status import Health, PageUnavailable, StatusServer
 from broker.service.views import Snapshots
 from broker.service.watchdogs import Watchdogs, cut, differing, either, full, lacking, risen, slow
-from broker.wire.subjects import CONFIG_BUCKET, LEADER_BUCKET
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_UNREACHABLE = 1, 2, 3
 
@@ -79,7 +78,12 @@ class Broker:
         self._metrics = metrics
         self.fleet = Fleet(now=self._now, malformed=self._observer.malformed)
         self.election = Election(
-            bus, broker=config.broker.name, ttl_s=config.broker.leader_ttl_s, now=self._now
+            bus,
+            broker=config.broker.name,
+            ttl_s=config.broker.leader_ttl_s,
+            now=self._now,
+            make_bucket=lambda: make_first_buckets(self._bus, self._config),
+            known_epoch=lambda: self.fleet.newest_epoch,
         )
         self.loop_watch = LoopWatch(stuck_s_max=config.broker.loop_stuck_s_max)
         self.file_watch = FileWatch(
@@ -160,9 +164,7 @@ class Broker:
             return await leader_now(self._bus) is not None
         except NoStream:
             # No broker has run here yet, or the server is in election.
-            replicas = self._config.nats.replicas
-            for bucket in (CONFIG_BUCKET, LEADER_BUCKET):
-                await self._bus.ensure_bucket(BucketSpec(bucket, replicas=replicas))
+            await make_first_buckets(self._bus, self._config)
             return await leader_now(self._bus) is not None
 
     async def run(self) -> None:

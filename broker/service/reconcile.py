@@ -2,7 +2,8 @@
 
 The core compares its leases with every heartbeat; what is done here is the rest: jobs held that the
 mind does not know, jobs held whose message is gone, deliveries nobody holds, messages that their
-consumer will never deliver, and messages that have no consumer at all.
+consumer will never deliver, messages that have no consumer at all, and streams and buckets that are
+gone.
 
 All sides move while they are counted, so a count only raises suspicion. It becomes a difference
 where it stays through several looks: what is gone or unheld is followed message by message, and
@@ -94,6 +95,8 @@ class Reconciler:
     alarm_ratio: float
     find_orphans: Callable[[], Awaitable[list[JobAddress]]]
     """Finds queues with messages that no consumer would ever deliver, and takes them up."""
+    restore: Callable[[], Awaitable[list[str]]]
+    """Makes anew what somebody deleted at the server; returns its streams."""
     forget: Callable[[str], None]
     """Called with the key of a job whose message is gone: its record stands."""
     look_again_s: float = LOOK_AGAIN_S
@@ -123,7 +126,9 @@ class Reconciler:
 
     async def _pass(self) -> Report:
         checked = len(self.shelf)
-        differences = await self._unknown()
+        # Without one of them all that follows would end in an error, for all lanes.
+        differences = [Found("stream_gone", name) for name in await self.restore()]
+        differences += await self._unknown()
         differences += [Found("orphaned", _name(one)) for one in await self.find_orphans()]
         suspicions = await self._suspect(differences)
         for look in range(LOOKS):

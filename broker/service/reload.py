@@ -10,7 +10,7 @@ of them leaves what the next one, with the same file, does at its start.
 from msgspec.structs import asdict, replace
 
 from broker.bus import topology
-from broker.bus.base import Bus, NoStore, NotFound
+from broker.bus.base import BucketSpec, Bus, NoStore, NotFound
 from broker.service.config import Config
 from broker.service.config_records import GIB
 from broker.service.offer import publish_offers, told_bytes_per_token, withdraw_offer
@@ -35,6 +35,15 @@ def merged(running: Config, given: Config) -> tuple[Config, tuple[str, ...]]:
         if value != getattr(getattr(running, table), key)
     ]
     return config, tuple(late)
+
+
+async def make_first_buckets(bus: Bus, config: Config) -> None:
+    """Make what must be there before anybody can lead, or read who was offered what.
+
+    Raises BusError.
+    """
+    for bucket in (subjects.CONFIG_BUCKET, subjects.LEADER_BUCKET):
+        await bus.ensure_bucket(BucketSpec(bucket, replicas=config.nats.replicas))
 
 
 async def declare(bus: Bus, config: Config) -> None:

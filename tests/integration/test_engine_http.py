@@ -388,6 +388,33 @@ async def test_restart_between_two_looks_is_noticed_by_counters() -> None:
         assert incarnations == [1, 1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("page", ["\n", "<html>busy</html>", "vllm:num_requests_running 1\n"])
+async def test_a_page_that_counts_nothing_is_no_restart(page: str) -> None:
+    """An empty page or a proxy's took all cache credit, and laid what broke off to a death."""
+    async with a_bad_engine() as server, a_client(server) as engine:
+        for told in ("vllm:prompt_tokens_total 100\n", page, "vllm:prompt_tokens_total 101\n"):
+            server.metrics = told
+            await engine.load()
+        assert engine.facts.incarnation == 1
+        server.metrics = page
+        await engine.load()
+        server.metrics = "vllm:prompt_tokens_total 7\n"
+        await engine.load()
+        assert engine.facts.incarnation == 2, "a restart behind such a page is one"
+
+
+@pytest.mark.parametrize("models", [(), ("",), ("x" * 257,)])
+async def test_an_engine_that_lists_no_model_is_not_ready_and_says_so(
+    models: tuple[str, ...],
+) -> None:
+    """Ready without a model, a worker looked well and was given nothing."""
+    async with a_bad_engine() as server, a_client(server) as engine:
+        server.models = models
+        readiness = await engine.ready()
+        assert not readiness.ready
+        assert "/v1/models is HTTP 200 and names no model" in readiness.detail
+
+
 async def test_engine_that_was_away_comes_back_as_another(tmp_path: Path) -> None:
     """Away and back again is a restart; not there yet at the start is none."""
     engine = OpenAiHttpEngine(f"unix:{tmp_path}/e.sock", slots=4)

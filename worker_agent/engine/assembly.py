@@ -22,8 +22,12 @@ ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
 
 Json = dict[str, object]
 
-_COUNT_MAX = 2**53
-"""The wire's bound on a `Count`: an engine's nonsense must not spoil the record."""
+TOKENS_MAX = 100_000_000
+"""Most tokens of one request that are believed, ten times the longest context there is. Counters
+that ran below zero say 2^32 - 1: charged to a lane, that shuts it out for as long as it would take
+to write them, and its model's prompts would be estimated by it."""
+
+_NOTHING = Usage()
 
 _NAMES = frozenset({"id", "type", "role", "name", "index", "object"})
 """Text that names something: said once, or again in each delta, and never in pieces."""
@@ -99,8 +103,8 @@ class ChoicesAssembly:
                 brought = brought or bool(value)
             elif isinstance(value, list):
                 _merge(whole, {name: value})
-            elif value is not None:
-                whole[name] = value
+            elif value is not None and (value or name != "finish_reason"):
+                whole[name] = value  # "" is how some engines say that there is more.
         return int(brought)
 
     def whole(self) -> Json:
@@ -140,10 +144,13 @@ class ResponseAssembly:
         return self._response
 
 
-def usage_in(answer: Mapping[str, object]) -> tuple[Usage, int | None] | None:
+def usage_in(
+    answer: Mapping[str, object], *, counted: Usage = _NOTHING
+) -> tuple[Usage, int | None] | None:
     """Return an answer's (or event's) usage and cached tokens, which are None when it doesn't say.
 
-    None when there is no usage at all.
+    None when there is no usage at all; `counted` stands in for what it does not say, or what is
+    nonsense.
     """
     usage = answer.get("usage")
     if not isinstance(usage, dict):
@@ -155,8 +162,13 @@ def usage_in(answer: Mapping[str, object]) -> tuple[Usage, int | None] | None:
     if cached is not None:
         # More cached than asked is nonsense that every sum and hit ratio would carry on.
         cached = None if prompt is None else min(cached, prompt)
-    output = _count(counts, "completion_tokens", "output_tokens") or 0
-    return Usage(prompt or 0, cached or 0, output), cached
+    output = _count(counts, "completion_tokens", "output_tokens")
+    whole = Usage(
+        counted.prompt_tokens if prompt is None else prompt,
+        cached or 0,
+        counted.output_tokens if output is None else output,
+    )
+    return whole, cached
 
 
 def as_object(value: object, what: str) -> Json:
@@ -170,7 +182,7 @@ def as_object(value: object, what: str) -> Json:
 def _count(counts: Json, *names: str) -> int | None:
     for name in names:
         value = counts.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _COUNT_MAX:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= TOKENS_MAX:
             return value
     return None
 
@@ -198,14 +210,30 @@ def _merge_calls(calls: list[object], deltas: list[object]) -> list[object]:
     """Merge tool calls: a delta belongs to the call of the same index."""
     for given in deltas:
         delta = as_object(given, "a tool call")
-        index = delta.get("index", len(calls))
         known = [cast("Json", call) for call in calls if isinstance(call, dict)]
-        same = [call for call in known if call.get("index") == index]
+        index = delta.get("index")
+        if isinstance(index, int):
+            same = [call for call in known if call.get("index") == index]
+        else:
+            delta = {name: value for name, value in delta.items() if name != "index"}
+            same, index = _call_without_index(known, delta), len(calls)
         if same:
             _merge(same[0], delta)
         else:
             calls.append({**delta, "index": index})
     return calls
+
+
+def _call_without_index(calls: list[Json], delta: Json) -> list[Json]:
+    """Find the call of a delta that some engines give no index: by its id, else the last begun.
+
+    One that names its function, and no call that was heard of, begins another.
+    """
+    if call_id := delta.get("id"):
+        return [call for call in calls if call.get("id") == call_id]
+    function = delta.get("function")
+    begins = isinstance(function, dict) and bool(cast("Json", function).get("name"))
+    return [] if begins else calls[-1:]
 
 
 def _tidy(message: Json) -> None:

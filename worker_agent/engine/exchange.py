@@ -75,11 +75,11 @@ class Exchange:
         if isinstance(error := event.get("error"), (dict, str)) and "choices" not in event:
             raise _reported(cast("Json | str", error), data)
         brought = self.assembly.add(event)
+        self.output_tokens += brought
         found = usage_in(event)
-        if found is None:
-            self.output_tokens += brought
-        else:
-            self.output_tokens = found[0].output_tokens
+        if found is not None:
+            # Some engines say 0 until the end: no sign that nothing comes.
+            self.output_tokens = max(self.output_tokens, found[0].output_tokens)
             self.cached_tokens = found[1]
         forward = self.request.stream_to_client and (self.usage_asked or not _only_usage(event))
         return Chunk(
@@ -117,7 +117,7 @@ class Exchange:
 
     def _completed(self, status_code: int, body: bytes, whole: Json) -> Completed:
         counted = Usage(self.request.prompt_tokens, 0, self.output_tokens)
-        usage, cached_tokens = usage_in(whole) or (counted, None)
+        usage, cached_tokens = usage_in(whole, counted=counted) or (counted, None)
         return Completed(
             status_code=status_code, body=body, usage=usage, cached_tokens=cached_tokens
         )

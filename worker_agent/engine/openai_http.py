@@ -161,8 +161,7 @@ class OpenAiHttpEngine:
         health = await self._client.page("/health")
         if health.status_code not in (*_SUCCESS, *_NO_SUCH_PAGE):
             advice = door_advice(health.status_code, location=health.location)
-            said = health.body[:200].decode(errors="replace").strip()
-            return _not_ready("its health", health, advice, said)
+            return _not_ready("its health", health, advice, _said(health))
         models = await self._client.page("/v1/models")
         if models.status_code not in _SUCCESS:
             advice = no_models_advice(models.status_code, location=models.location)
@@ -175,6 +174,8 @@ class OpenAiHttpEngine:
         if missing and not takes_any_model(models.body):
             detail = f"it serves {', '.join(self._served)}, not {', '.join(missing)}"
             return Readiness(ready=False, detail=detail[:DETAIL_CHARS_MAX])
+        if not (self._models or self._served):
+            return _not_ready("/v1/models", models, " and names no model", _said(models))
         if not self._asked_props:
             props = await self._client.page("/props")
             self._engine_slots, self._kv_tokens_max = slots_in(props.body)
@@ -183,12 +184,16 @@ class OpenAiHttpEngine:
         return Readiness(ready=True, models=self._models or self._served)
 
     def _notice_restart(self, page: str, started: str) -> None:
-        """A new start time, or counters that fell: between two looks it became another process."""
+        """A new start time, or counters that fell: between two looks it became another process.
+
+        A page that has neither (an empty one, a proxy's) is no word on it.
+        """
         total = tokens_total(parse_metrics(page))
-        if (self._started and started != self._started) or total < self._tokens_total:
+        is_new = bool(started and self._started) and started != self._started
+        if is_new or (total is not None and total < self._tokens_total):
             self._restarted()
-        self._started = started
-        self._tokens_total = total
+        self._started = started or self._started
+        self._tokens_total = self._tokens_total if total is None else total
 
     def _restarted(self) -> None:
         self._incarnation += 1
@@ -202,6 +207,10 @@ class OpenAiHttpEngine:
         self._started = ""
         self._tokens_total = 0.0
         self._load_reader = LoadReader()
+
+
+def _said(page: Page) -> str:
+    return page.body[:200].decode(errors="replace").strip()
 
 
 def _not_ready(what: str, page: Page, advice: str, said: str = "") -> Readiness:

@@ -10,6 +10,7 @@ from typing import cast
 
 import orjson
 
+from broker.wire.fields import MODEL_CHARS_MAX
 from broker.wire.messages import Load
 
 Metrics = Mapping[str, list[float]]
@@ -49,8 +50,17 @@ DECODE = (
 RATE_DECAY = 0.7
 """Weight of what was known before at each reading: half is forgotten in two heartbeats."""
 
+COUNT_MAX = 2**53
+"""The wire's bound on a `Count`: one figure beyond it, and no broker could read the heartbeat."""
+
+RATE_MAX = 1e8
+"""Tokens a second that no engine reaches: what is said beyond it is a fault of its counters."""
+
+COUNT_DIGITS_MAX = 15
+
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? ([^ ]+)", re.ASCII)
-_LABEL = re.compile(r'(\w+)="([^"]*)"', re.ASCII)
+_LABEL = re.compile(r'\b(\w+)="([^"]*)"', re.ASCII)
+"""Looked for where a word begins alone: from each letter on, a long word takes minutes."""
 
 
 class RateMeter:
@@ -68,7 +78,8 @@ class RateMeter:
         if tokens > 0 and seconds > 0:
             self._tokens = RATE_DECAY * self._tokens + tokens
             self._seconds = RATE_DECAY * self._seconds + seconds
-        return self._tokens / self._seconds if self._seconds else 0.0
+        rate = self._tokens / self._seconds if self._seconds else 0.0
+        return rate if rate <= RATE_MAX else 0.0
 
 
 class LoadReader:
@@ -81,12 +92,12 @@ class LoadReader:
     def read(self, page: str, *, kv_tokens_max: int) -> Load:
         """Return the load that a page tells; `kv_tokens_max` stands in where it tells none."""
         metrics = parse_metrics(page)
-        capacity = int(_sum(metrics, KV_TOKENS_MAX)) or _vllm_kv_tokens(page) or kv_tokens_max
+        capacity = _sum(metrics, KV_TOKENS_MAX) or _vllm_kv_tokens(page) or kv_tokens_max
         shares = next((metrics[name] for name in KV_SHARE if name in metrics), [0.0])
         share = min(1.0, max(0.0, sum(shares) / len(shares)))
         return Load(
-            running=int(_sum(metrics, RUNNING)),
-            waiting=int(_sum(metrics, WAITING)),
+            running=_sum(metrics, RUNNING),
+            waiting=_sum(metrics, WAITING),
             kv_tokens_used=round(share * capacity),
             kv_tokens_max=capacity,
             prefill_tokens_s=self._rate(self._prefill, metrics, PREFILL),
@@ -102,22 +113,31 @@ class LoadReader:
 
 
 def parse_metrics(page: str) -> dict[str, list[float]]:
-    """Parse the Prometheus text format: each name's finite values, one for each set of labels."""
+    """Parse the Prometheus text format: each name's values, one for each set of labels.
+
+    What no engine can mean (negative, infinite, beyond all counting) is not said.
+    """
     metrics: dict[str, list[float]] = {}
     for name, _, value in _samples(page):
-        if 0.0 <= value < float("inf"):
+        if 0.0 <= value <= COUNT_MAX:
             metrics.setdefault(name, []).append(value)
     return metrics
 
 
-def tokens_total(metrics: Metrics) -> float:
-    """Return all tokens counted since the engine's start: if it falls, the engine is another."""
+def tokens_total(metrics: Metrics) -> float | None:
+    """Return all tokens counted since the engine's start: if it falls, the engine is another.
+
+    None where the page counts none: an empty page, or a stranger's, says nothing of the engine.
+    """
     counters = [name for name in metrics if "tokens" in name and name.endswith("_total")]
-    return sum(sum(metrics[name]) for name in counters)
+    return sum(sum(metrics[name]) for name in counters) if counters else None
 
 
 def models_in(body: bytes) -> tuple[str, ...]:
-    """Return the names that a /v1/models answer lists, aliases included."""
+    """Return the names that a /v1/models answer lists, aliases included.
+
+    Names that no job could ask for are left out: with one of them no broker reads the heartbeat.
+    """
     names: list[str] = []
     for entry in _list_in(_json(body), "data"):
         if isinstance(name := entry.get("id"), str):
@@ -125,7 +145,7 @@ def models_in(body: bytes) -> tuple[str, ...]:
         aliases = entry.get("aliases")
         if isinstance(aliases, list):
             names.extend(a for a in cast("list[object]", aliases) if isinstance(a, str))
-    return tuple(dict.fromkeys(names))
+    return tuple(name for name in dict.fromkeys(names) if 0 < len(name) <= MODEL_CHARS_MAX)
 
 
 def takes_any_model(body: bytes) -> bool:
@@ -140,9 +160,10 @@ def slots_in(body: bytes) -> tuple[int, int]:
     slots = props.get("total_slots")
     settings = props.get("default_generation_settings")
     context = cast("dict[str, object]", settings).get("n_ctx") if isinstance(settings, dict) else 0
-    if not isinstance(slots, int) or slots < 1:
+    if not isinstance(slots, int) or not 1 <= slots <= COUNT_MAX:
         return 0, 0
-    return slots, slots * context if isinstance(context, int) and context > 0 else 0
+    tokens = slots * context if isinstance(context, int) and context > 0 else 0
+    return slots, tokens if tokens <= COUNT_MAX else 0
 
 
 def _samples(page: str) -> Iterator[tuple[str, str, float]]:
@@ -162,13 +183,17 @@ def _vllm_kv_tokens(page: str) -> int:
         if name == "vllm:cache_config_info":
             config = dict(cast("list[tuple[str, str]]", _LABEL.findall(labels)))
             blocks, size = config.get("num_gpu_blocks", ""), config.get("block_size", "")
-            if blocks.isdecimal() and size.isdecimal():
-                tokens += int(blocks) * int(size)
-    return tokens
+            tokens += _count(blocks) * _count(size)
+    return tokens if tokens <= COUNT_MAX else 0
 
 
-def _sum(metrics: Metrics, names: tuple[str, ...]) -> float:
-    return next((sum(metrics[name]) for name in names if name in metrics), 0.0)
+def _count(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) <= COUNT_DIGITS_MAX else 0
+
+
+def _sum(metrics: Metrics, names: tuple[str, ...]) -> int:
+    total = next((sum(metrics[name]) for name in names if name in metrics), 0.0)
+    return int(total) if total <= COUNT_MAX else 0
 
 
 def _json(body: bytes) -> dict[str, object]:

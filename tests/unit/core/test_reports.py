@@ -55,6 +55,18 @@ def test_a_report_makes_a_worker_known_and_useful() -> None:
     assert pools == {"tiny": (1, 7), "other": (1, 7)}
 
 
+def test_a_model_that_is_listed_twice_is_served_once() -> None:
+    """Else its slots counted twice, and each later report of that worker failed."""
+    cluster = Cluster()
+    cluster.join("w1", models=("tiny", "tiny", "other"), slots=7)
+    pools = {one.model: (one.workers, one.slots) for one in cluster.scheduler.views.pools()}
+    assert pools == {"tiny": (1, 7), "other": (1, 7)}
+    cluster.beat("w1", models=("other", "other"))
+    (view,) = cluster.scheduler.views.workers()
+    assert view.models == ("other",)
+    check_sums(cluster.scheduler)
+
+
 def test_a_worker_says_whether_its_engine_caches_by_slot() -> None:
     """From its first report on, and anew with each."""
     cluster = Cluster()

@@ -1,9 +1,15 @@
 """A job that computes much goes to a cache that is filled anew more slowly, where many run."""
 
+from typing import Any
+
 import pytest
 
+from broker.core.decisions import Dispatch
 from broker.core.roster import CROWD_MIN
+from broker.core.routing import make_router
 from broker.core.scoring import need_of
+from broker.wire.messages import Load
+from tests.unit.core.cluster import Cluster, a_policy, a_spec, only
 from tests.unit.core.routing_builders import SYSTEM, Place, a_worker
 
 CACHE_TOKENS = 1_000_000
@@ -93,3 +99,19 @@ def test_a_cached_prefix_goes_before() -> None:
     placement = place.place(job)
     assert placement.worker is not None
     assert placement.worker.id == "w0"
+
+
+def test_a_worker_whose_engine_changed_its_model_is_given_jobs() -> None:
+    """Its old model's clock was a hundred caches ahead: the order broke off behind the lease, and
+    no job of the new model ever left for it.
+    """
+    policy = a_policy()
+    router: Any = make_router(policy.routing)
+    cluster = Cluster(policy, router=router)
+    load = Load(kv_tokens_max=CACHE_TOKENS)
+    cluster.join("w1", models=("tiny",), load=load)
+    pool = router._roster.pool("tiny")
+    pool.turnover.fills = 100.0  # What an hour or so computes.
+    cluster.end(only(Dispatch, cluster.hold(a_spec("before"))))
+    cluster.beat("w1", models=("other",), load=load, engine_incarnation=2)
+    assert only(Dispatch, cluster.hold(a_spec("behind", model="other"))).worker == "w1"

@@ -62,6 +62,21 @@ def test_who_is_written_to_more_costs_more() -> None:
     assert often > 0.0 > max(others)
 
 
+def test_a_worker_that_comes_from_another_model_has_written_nothing() -> None:
+    """The clocks of two models have nothing to do with each other: what is beyond the range of
+    numbers for one that is a hundred caches behind is merely wrong for one that is ten behind.
+    """
+    busy, workers = fleet()
+    served(busy, workers, turns=20_000, workers=1)
+    assert busy.fills > 300.0
+    fresh, others = fleet()
+    served(fresh, others, turns=200)
+    assert fresh.excess(workers[0]) == fresh.excess(Written())
+    fresh.note(workers[0], found=JOB, computed=JOB, workers=4)
+    assert 0.0 < fresh._left_of(workers[0]) <= JOB
+    assert busy.excess(workers[0]) == busy.excess(Written())
+
+
 def test_the_clock_is_what_is_written_not_time() -> None:
     """What was written once is forgotten as others are written to, and only so."""
     turnover, workers = fleet()

@@ -112,6 +112,40 @@ def test_tool_calls_are_joined_by_index() -> None:
     }
 
 
+@pytest.mark.parametrize("index", [{}, {"index": None}])
+def test_tool_calls_without_an_index_are_told_apart(index: dict[str, None]) -> None:
+    """By their ids and names: two calls became one, with both arguments behind each other."""
+    assembly = assembly_for(CHAT, choices=1)
+    assert assembly is not None
+    for call in (
+        {"id": "1", "function": {"name": "f", "arguments": "{"}},
+        {"function": {"arguments": "}"}},
+        {"id": "2", "function": {"name": "g", "arguments": "[]"}},
+        {"function": {"name": "h", "arguments": ""}},
+        {"id": "2", "function": {"arguments": " "}},
+    ):
+        assembly.add({"choices": [{"index": 0, "delta": {"tool_calls": [{**call, **index}]}}]})
+    assembly.add({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    whole: Any = assembly.whole()
+    assert whole["choices"][0]["message"]["tool_calls"] == [
+        {"id": "1", "function": {"name": "f", "arguments": "{}"}},
+        {"id": "2", "function": {"name": "g", "arguments": "[] "}},
+        {"function": {"name": "h", "arguments": ""}},
+    ]
+
+
+def test_an_empty_finish_reason_is_no_end() -> None:
+    """An engine that says "" until the end, and breaks off, gave half an answer as a whole one."""
+    assembly = assembly_for(CHAT, choices=1)
+    assert assembly is not None
+    assembly.add({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": ""}]})
+    with pytest.raises(EngineGarbage, match="half a stream"):
+        assembly.whole()
+    assembly.add({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    whole: Any = assembly.whole()
+    assert whole["choices"][0]["finish_reason"] == "stop"
+
+
 def test_tool_call_that_repeats_its_name() -> None:
     """Engines that say a call's id and name in each delta don't make them longer."""
     message = message_of(
@@ -309,8 +343,19 @@ def test_embeddings_do_not_stream() -> None:
         ),
         ({"prompt_tokens": -1, "completion_tokens": True}, (Usage(0, 0, 0), None)),
         ({"prompt_tokens": 2**60, "completion_tokens": "2"}, (Usage(0, 0, 0), None)),
+        ({"prompt_tokens": 2**32 - 1, "completion_tokens": 2**31 - 1}, (Usage(0, 0, 0), None)),
     ],
 )
 def test_usage(usage: Any, expected: Any) -> None:
     """Both spellings are read; cached tokens not told are unknown, not 0; nonsense is 0."""
     assert usage_in({"usage": usage}) == expected
+
+
+@pytest.mark.parametrize("nonsense", [-1, 2**32 - 1, 2**63, 1e9, True, "9", None])
+def test_what_a_usage_does_not_say_was_counted(nonsense: object) -> None:
+    """A counter that ran below zero shut a lane out for years, and every prompt of its model."""
+    counted = Usage(9, 0, 2)
+    spoilt = {"prompt_tokens": nonsense, "completion_tokens": nonsense}
+    assert usage_in({"usage": spoilt}, counted=counted) == (counted, None)
+    spoilt = {"prompt_tokens": 7, "completion_tokens": nonsense}
+    assert usage_in({"usage": spoilt}, counted=counted) == (Usage(7, 0, 2), None)

@@ -176,6 +176,19 @@ def test_stream_to_a_reader() -> None:
     assert orjson.loads(completed.body)["choices"][0]["message"]["content"] == "a"
 
 
+@pytest.mark.parametrize("told", [0, -1, 2**32 - 1, None])
+def test_a_count_that_stays_behind_hides_no_progress(told: int | None) -> None:
+    """An engine that reports its usage with each event, and no tokens until the end, was taken
+    for a stalled one.
+    """
+    opened = open_exchange(a_request())
+    usage = {"prompt_tokens": 20, "completion_tokens": told}
+    chunks = [*(a_chunk(delta={"content": "a"}) for _ in range(3)), a_chunk(finish_reason="stop")]
+    events = [orjson.dumps({**orjson.loads(chunk), "usage": usage}) for chunk in chunks]
+    assert [chunk.output_tokens for chunk in fed(opened, *events)] == [1, 2, 3, 3]
+    assert opened.streamed(200).usage == Usage(20, 0, told if told == 0 else 3)
+
+
 def test_usage_report_is_kept_from_a_caller_who_did_not_ask() -> None:
     """The report that only the agent wanted is progress without data."""
     opened = open_exchange(a_request())

@@ -79,7 +79,8 @@ async def test_stream_adds_up_to_the_answer() -> None:
     text = "".join(event["choices"][0]["delta"]["content"] for event in events)
     assert body["choices"][0]["message"]["content"] == text
     ends = [event["choices"][0]["finish_reason"] for event in events]
-    assert (ends[-1], set(ends[:-1])) == ("length", {None})
+    assert ends[-1] == "length"
+    assert set(ends[:-1]) <= {None}, "on a busy machine all may come in one piece"
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["usage"]["completion_tokens"] == completed.usage.output_tokens == 16
     counts = [chunk.output_tokens for chunk in chunks if isinstance(chunk, Chunk)]

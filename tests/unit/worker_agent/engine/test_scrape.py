@@ -1,8 +1,11 @@
 """Load, slots and models are read off each engine's own pages."""
 
+import time
+
 import orjson
 import pytest
 
+from broker.wire.codec import decode, encode
 from broker.wire.messages import Load
 from worker_agent.engine.scrape import (
     LoadReader,
@@ -117,7 +120,46 @@ def test_rate_survives_a_counter_that_fell() -> None:
 def test_tokens_total_counts_all_counters() -> None:
     """The sum by which a restart is noticed takes in all token counters."""
     assert tokens_total(parse_metrics(LLAMA_PAGE)) == 3000 + 900 + 200 + 4
-    assert tokens_total(parse_metrics("")) == 0
+    assert (
+        tokens_total(parse_metrics("<html>not metrics</html>\nvllm:num_requests_running 1\n"))
+        is None
+    )
+
+
+BEYOND = (
+    "vllm:num_requests_running 1e300\n",
+    "sglang:num_queue_reqs 1e308\n" * 3,
+    "sglang:max_total_num_tokens 1e300\nsglang:token_usage 1e300\n",
+    "vllm:num_requests_waiting 9e15\n" * 3,
+    f'vllm:cache_config_info{{num_gpu_blocks="{"9" * 30}",block_size="16"}} 1\n',
+    f'vllm:cache_config_info{{num_gpu_blocks="{"9" * 5000}",block_size="16"}} 1\n',
+    f'vllm:cache_config_info{{num_gpu_blocks="{"9" * 15}",block_size="{"9" * 15}"}} 1\n',
+    "llamacpp:prompt_tokens_total 1e9\nllamacpp:prompt_seconds_total 1e-300\n",
+    "llamacpp:tokens_predicted_total 1e15\nllamacpp:tokens_predicted_seconds_total 1e-9\n",
+)
+"""Pages of engines whose counters went astray."""
+
+
+@pytest.mark.parametrize("page", BEYOND)
+def test_figures_that_no_engine_can_mean_are_not_told(page: str) -> None:
+    """One of them in a heartbeat, and no broker could read it: the worker would be lost."""
+    load = LoadReader().read(page, kv_tokens_max=4096)
+    assert decode(encode(load), Load) == load
+    assert load in (Load(kv_tokens_max=4096), Load(kv_tokens_used=4096, kv_tokens_max=4096))
+
+
+def test_a_page_of_one_endless_word_is_read_in_time() -> None:
+    """It held up the agent for minutes, and every job beside it."""
+    began_s = time.thread_time()
+    for junk in ("a" * 500_000, 'a="' * 150_000, "{" * 500_000, "a{" * 250_000):
+        LoadReader().read(f"vllm:cache_config_info{{{junk}}} 1\n", kv_tokens_max=0)
+    assert time.thread_time() - began_s < 5.0
+
+
+def test_names_that_no_job_can_ask_for_are_left_out() -> None:
+    """Empty or too long for the wire; those beside them are served."""
+    listed = [{"id": ""}, {"id": "x" * 257}, {"id": "y" * 256, "aliases": ["", "z"]}]
+    assert models_in(orjson.dumps({"data": listed})) == ("y" * 256, "z")
 
 
 def test_models() -> None:
