@@ -26,9 +26,6 @@ STEP_DOWN_SHARE = 0.8
 STUCK_LIVES = 2
 """A key that stands unrenewed for twice its life is nobody's: the server frees it after one."""
 
-EPOCH_MAX = 2**53
-"""The wire's bound on a `Count`."""
-
 POLL_S_MAX = 0.25
 """How often a candidate looks whether the key is free; a lone broker serves within T + 1 s of a
 crash."""
@@ -157,8 +154,7 @@ class Election:
         below one that they know.
         """
         known = max(self._term.epoch, self._known_epoch())
-        beyond = known + revision
-        return revision if revision > known or beyond > EPOCH_MAX else beyond
+        return revision if revision > known else known + revision
 
     async def _bucket_again(self, *, is_gone: bool) -> None:
         """Make the key's bucket where none was there for a life of the key.

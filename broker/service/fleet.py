@@ -1,5 +1,6 @@
 """Who is out there: standbys hear heartbeats too, so that a takeover knows the fleet."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,9 @@ from broker.wire.messages import Heartbeat, WorkerNote
 WORKERS_MAX = 10_000
 """Workers remembered; a further one takes the place of the one silent for longest."""
 
+EPOCH_BELIEVED_MAX = 2**52
+"""Half of what the wire can say, so that there is always a later one. Epochs are revisions of a
+key, which is written about once a second."""
 
 SILENCE_S_MAX = 1.0
 """As much of a time in which nobody spoke counts as anybody's silence: one heartbeat. More is the
@@ -52,6 +56,8 @@ class Fleet:
         self._spoken_at_s = now()
         self.listening_since_s = now()
         self.listener: Listener | None = None
+        self._later: tuple[int, asyncio.Event] | None = None
+        """Set where a worker tells of a later epoch than this."""
 
     async def listen(self, bus: Bus) -> None:
         """Subscribe once, for the life of the process."""
@@ -71,7 +77,13 @@ class Fleet:
     @property
     def newest_epoch(self) -> int:
         """The highest epoch that any worker has seen, whoever led then."""
-        return max((heard.heartbeat.epoch for heard in self._heard.values()), default=0)
+        return max((_believed_epoch(heard.heartbeat) for heard in self._heard.values()), default=0)
+
+    async def until_later(self, epoch: int) -> None:
+        """Wait until a worker knows of a later epoch."""
+        self._later = (epoch, asyncio.Event())
+        if self.newest_epoch <= epoch:
+            await self._later[1].wait()
 
     def notice(self, worker: str) -> str:
         """Return what a worker last said that keeps it from ending jobs; empty: nothing."""
@@ -92,6 +104,8 @@ class Fleet:
             del self._heard[next(iter(self._heard))]
         self._spoken_s, self._spoken_at_s = self._clock_s(), self._now()
         self._heard[heartbeat.worker] = Heard(self._spoken_s, heartbeat)
+        if self._later is not None and _believed_epoch(heartbeat) > self._later[0]:
+            self._later[1].set()
         if self.listener is not None:
             self.listener.heartbeat(heartbeat)
 
@@ -104,3 +118,8 @@ class Fleet:
             self._malformed("note")
             return
         self.listener.note(note)
+
+
+def _believed_epoch(heartbeat: Heartbeat) -> int:
+    """Tell the epoch that a worker knows; 0 where it is nonsense."""
+    return heartbeat.epoch if heartbeat.epoch <= EPOCH_BELIEVED_MAX else 0

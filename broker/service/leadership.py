@@ -169,6 +169,8 @@ class Leadership:
                 work = group.create_task(self._lead())
                 await election.keep(self.term)
                 work.cancel()
+        except* OldEpoch:
+            pass  # It stands for election anew, with a later one.
         finally:
             await self._leave(election)
 
@@ -207,6 +209,7 @@ class Leadership:
                     self.accounting.run(),
                     self.retiring.run(),
                     self._reload_when_wanted(),
+                    self._until_outdated(),
                 ):
                     group.create_task(duty)
                 self.ready = True
@@ -236,11 +239,7 @@ class Leadership:
             now=self._now,
         )
         if self.fleet.newest_epoch > self.term.epoch:
-            message = (
-                f"workers know of epoch {self.fleet.newest_epoch}, and this one is"
-                f" {self.term.epoch}: the server lost its store; leading anew with a later one"
-            )
-            raise OldEpoch(message)
+            raise self._old_epoch()
         _log.info(
             "leadership.adopting",
             epoch=self.term.epoch,
@@ -254,6 +253,20 @@ class Leadership:
             await until_answered(partial(self._open, address, spec))
         await until_answered(lambda: self.retiring.take(former))
         self.loop.tell(DispatchAllowed(self._now()))
+
+    async def _until_outdated(self) -> None:
+        """Wait for a worker that knows of a later leader, as one that was silent at our start."""
+        await self.fleet.until_later(self.term.epoch)
+        raise self._old_epoch()
+
+    def _old_epoch(self) -> OldEpoch:
+        _log.error(
+            "leadership.outdated",
+            epoch=self.term.epoch,
+            epoch_known=self.fleet.newest_epoch,
+            why="the server lost its store, or another broker leads; standing for election anew",
+        )
+        return OldEpoch()
 
     async def _declare_own(self) -> None:
         """Bring the server to our file, where it stands at another's. Raises BusError.

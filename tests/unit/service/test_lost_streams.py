@@ -4,11 +4,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from broker.bus.base import BucketSpec
+from broker.bus.base import BucketSpec, Message
 from broker.bus.memory import MemoryBus
 from broker.bus.memory_clock import ManualClock
-from broker.service.election import EPOCH_MAX, Election
+from broker.service.election import Election
+from broker.wire.codec import encode
 from broker.wire.messages import Kind
 from broker.wire.subjects import LEADER_BUCKET
 from tests.builders import LANE
@@ -95,9 +97,33 @@ async def test_the_keys_bucket_is_made_only_after_a_life_without_one() -> None:
     assert (await winning).epoch == 1
 
 
-@pytest.mark.parametrize(("known", "epoch"), [(0, 1), (1, 2), (57, 58), (EPOCH_MAX, 1)], ids=str)
+async def test_a_worker_that_comes_later_is_led_too(tmp_path: Path) -> None:
+    """It was silent when the leader began, and would refuse all of its orders."""
+    async with a_cluster(tmp_path) as cluster:
+        member = cluster.members[0]
+        later = member.leader.term.epoch + 56
+        cluster.hands[0].agent.fence.learn(later)
+        await until(lambda: member.is_ready and member.leader.term.epoch > later)
+        await lives(cluster)
+
+
+async def test_an_epoch_that_is_nonsense_unseats_nobody(tmp_path: Path) -> None:
+    """One worker says what no leader can come after: that costs its own orders, no leadership."""
+    async with a_cluster(tmp_path) as cluster:
+        fleet = cluster.members[0].broker.fleet
+        term = cluster.members[0].leader.term
+        await until(lambda: bool(fleet._heard))
+        heard = next(iter(fleet._heard.values())).heartbeat
+        odd = encode(replace(heard, worker="odd", epoch=2**53))
+        fleet._on_heartbeat(Message("", odd))
+        assert fleet.newest_epoch <= term.epoch
+        await lives(cluster)
+        assert cluster.members[0].leader.term == term
+
+
+@pytest.mark.parametrize(("known", "epoch"), [(0, 1), (1, 2), (57, 58)], ids=str)
 async def test_an_epoch_is_beyond_what_workers_know(known: int, epoch: int) -> None:
-    """But never what no message can hold."""
+    """Whatever the key's revision is."""
     clock = ManualClock()
     bus = MemoryBus(clock=clock)
     await bus.ensure_bucket(BucketSpec(name=LEADER_BUCKET))
