@@ -10,6 +10,7 @@ step 2 on), aged lines too have its guaranteed share alone.
 """
 
 import math
+from collections.abc import Iterator
 from heapq import nsmallest
 from itertools import islice
 
@@ -20,7 +21,11 @@ from broker.core.queues import LineEntry, Queue
 from broker.wire.ids import BATCH_BAND
 
 LOOK_S = 1.0
-"""How often the windows are looked at."""
+"""How often the windows are looked at, where they are few."""
+
+ESTIMATES_MAX = 8
+"""Batches asked about in one step: about a millisecond. A look at many goes on in the next steps:
+twenty a second, so that a thousand batches are looked at within seven seconds."""
 
 LANES_MAX = 64
 """Queues of a pool that one look asks."""
@@ -39,34 +44,49 @@ class Windows:
         self._mind = mind
         self._estimates = estimates
         self._look_at_s = -math.inf
+        self._look: Iterator[None] = iter(())
+        """Under way; a step of it asks about one batch."""
 
     def time_passed(self) -> None:
-        """Look at the pools, not too often."""
+        """Look at the pools, not too often, and at some batches at a time."""
+        left = ESTIMATES_MAX - self._go_on(ESTIMATES_MAX)
         at_s = self._mind.at_s
-        if at_s < self._look_at_s:
-            return
-        self._look_at_s = at_s + LOOK_S
-        for pool in self._mind.queues.pools.values():
-            for _, lane in list(islice(pool.fresh[BATCH_BAND], LANES_MAX)):
-                self._look(pool.queues[lane, BATCH_BAND])
+        if left and at_s >= self._look_at_s:
+            self._look_at_s = at_s + LOOK_S
+            self._look = self._look_at_all()
+            self._go_on(left)
 
-    def _look(self, queue: Queue) -> None:
+    def _go_on(self, steps: int) -> int:
+        return sum(1 for _ in islice(self._look, steps))
+
+    def _look_at_all(self) -> Iterator[None]:
+        pools = list(self._mind.queues.pools.values())
+        for pool in pools:
+            lanes = [lane for _, lane in islice(pool.fresh[BATCH_BAND], LANES_MAX)]
+            for lane in lanes:
+                yield from self._look_at(pool.queues[lane, BATCH_BAND])
+
+    def _look_at(self, queue: Queue) -> Iterator[None]:
         """Age lines of the batches at risk: of the one that ends first, first."""
-        room = PROMOTED_JOBS_MAX - len(queue.aged)
-        if room <= 0 or queue.flows is None:
+        if queue.flows is None or len(queue.aged) >= PROMOTED_JOBS_MAX:
             return
-        jobs = len(queue.aged) + queue.pending_jobs
+        before_jobs = 0
         for flow in nsmallest(FLOWS_MAX, queue.flows, key=_first):
-            jobs += len(flow.line) + flow.jobs_behind
+            if not flow.line:
+                continue  # It went since this look began.
+            room = PROMOTED_JOBS_MAX - len(queue.aged)
+            if room <= 0:
+                return
+            before_jobs += len(flow.line) + flow.jobs_behind
+            jobs = len(queue.aged) + queue.pending_jobs + before_jobs
             needs_s = self._estimates.wait_s(queue, position=jobs)
             risky_at_s = self._mind.at_s + self._mind.policy.order.window_margin_ratio * needs_s
             at_risk = [entry[3] for entry in flow.line[:room] if _ends_by(entry, risky_at_s)]
+            before_jobs -= len(at_risk)  # They are counted as aged from now on.
             for waiting in at_risk:
                 self._mind.queues.age(waiting)
                 queue.pool.settled = False
-            room -= len(at_risk)
-            if room <= 0:
-                return
+            yield
 
 
 def _first(flow: Flow) -> tuple[float, int, str]:

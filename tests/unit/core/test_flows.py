@@ -2,19 +2,24 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
+import pytest
+
 from broker.core.decisions import Dispatch
-from broker.core.events import DispatchAllowed, JobSpec
+from broker.core.estimates import Estimates
+from broker.core.events import DispatchAllowed, JobSpec, PolicyChanged
 from broker.core.flows import FLOWS_FAIR_MAX, FLOWS_KEPT_MAX, FLOWS_OTHERS_MAX, Flows
 from broker.core.lanes import DEBT_TOKENS_MAX
 from broker.core.policy import Policy
+from broker.core.pressure import Pressure
 from broker.core.queues import LineEntry, Queue, Queues, Waiting
 from broker.core.quotas import Quotas
 from broker.core.routing import make_router
 from broker.core.scheduler import Scheduler
-from broker.core.windows import FLOWS_MAX
+from broker.core.windows import ESTIMATES_MAX, FLOWS_MAX
 from broker.wire.ids import BATCH_BAND
 from tests.unit.core.cluster import EPOCH, MODEL, Cluster, a_policy, a_spec, of, only
 
@@ -256,8 +261,51 @@ def test_one_look_asks_a_bounded_number_of_batches() -> None:
         cluster.hold(*lines(f"b{number:02}", 1, deadline_at_s=deadline_at_s))
     cluster.tick(1.0)
     queue = cluster.scheduler._mind.queues.pool(MODEL).queues["acme", BATCH_BAND]
-    aged = [entry[3].job.client for entry in queue.aged]
-    assert aged == [f"b{number:02}" for number in range(FLOWS_MAX)]
+    assert aged_in(queue) == [f"b{number:02}" for number in range(ESTIMATES_MAX)]
+    for _ in range(FLOWS_MAX // ESTIMATES_MAX):
+        cluster.tick(0.05)
+    assert aged_in(queue) == [f"b{number:02}" for number in range(FLOWS_MAX)]
+
+
+def aged_in(queue: Queue) -> list[str]:
+    """Whose lines stand one band up."""
+    return [entry[3].job.client for entry in queue.aged]
+
+
+def test_a_look_at_many_batches_takes_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one step few are asked about, or the loop stood still; it goes round all the same, also
+    where lanes are taken away in between.
+    """
+    asked: list[str] = []
+    real = Estimates.wait_s
+
+    def wait_s(self: Estimates, queue: Queue, *, position: int) -> float:
+        asked.append(queue.lane)
+        return real(self, queue, position=position)
+
+    lanes = tuple(f"lane{number}" for number in range(12))
+    cluster = Cluster(a_policy(lanes=lanes))
+    cluster.join("w1", slots=1)
+    for lane in lanes:
+        for number in range(4):
+            late_s = cluster.at_s + 80_000 + number
+            jobs = lines(f"{lane}-{number}", 2, deadline_at_s=late_s)
+            cluster.hold(*(replace(job, key=f"{lane}.{job.key}", lane=lane) for job in jobs))
+    monkeypatch.setattr(Estimates, "wait_s", wait_s)
+    monkeypatch.setattr(Pressure, "time_passed", lambda _: None)
+    counts: list[int] = []
+    for _ in range(12):
+        before = len(asked)
+        cluster.tick(0.05)
+        counts.append(len(asked) - before)
+    assert max(counts) == ESTIMATES_MAX
+    assert counts.count(0) >= 4  # Done, before a second is over.
+    assert set(asked) == set(lanes)
+    cluster.tick(1.0)
+    cluster.step(PolicyChanged(cluster.at_s, a_policy(lanes=lanes[:2])))
+    asked.clear()
+    cluster.wait(2.0)
+    assert set(asked) == set(lanes[:2])
 
 
 def test_a_batch_that_can_not_go_keeps_no_other_from_going() -> None:
