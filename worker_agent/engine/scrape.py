@@ -168,7 +168,8 @@ def slots_in(body: bytes) -> tuple[int, int]:
 
 def _samples(page: str) -> Iterator[tuple[str, str, float]]:
     for line in page.splitlines():
-        if sample := _SAMPLE.match(line):
+        # Most of a page are steps of histograms, and none of them is asked for.
+        if "_bucket{" not in line and (sample := _SAMPLE.match(line)):
             name, labels, value = sample.groups()
             try:
                 yield name, labels or "", float(value)
