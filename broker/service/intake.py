@@ -24,6 +24,7 @@ from broker.wire.ids import MalformedName, is_token, job_key
 from broker.wire.json_form import begins_json
 from broker.wire.messages import Job, Kind, Reason
 from broker.wire.prefix import HASH_BYTES, unpack_hashes
+from broker.wire.prompt import OUTPUT_TOKENS_MAX
 from broker.wire.subjects import JobAddress
 
 _log = structlog.get_logger(__name__)
@@ -168,7 +169,7 @@ class Intake:
             session=job.session,
             adapter=job.adapter,
             prompt_tokens=self._reader.prompt_tokens(job),
-            output_tokens_max=job.output_tokens_max,
+            output_tokens_max=min(job.output_tokens_max, OUTPUT_TOKENS_MAX),
             blocks=unpack_hashes(job.blocks),
             enqueued_at_s=delivery.stored_at_s,
             deadline_at_s=deadline_of(job, stored_at_s=delivery.stored_at_s),

@@ -45,6 +45,10 @@ ASIDE_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of messages that wait to be read aside: eight of the largest. Further ones are read from
 their stream when it is their turn."""
 
+REFERENCED_TOKENS_MAX = 131_072
+"""A prompt has no more tokens than its body bytes, but for what it only names (images, a video):
+so many. Whoever says more would hold a worker's room for as long as that took to prefill."""
+
 _PROMPT = frozenset(("blocks", "prompt_tokens"))
 """What a producer in msgpack may leave out. Defaults are not sent there, so the others can't be
 told from a default that is meant."""
@@ -132,7 +136,8 @@ class Reader:
     def prompt_tokens(self, job: Job) -> int:
         """Estimate a whole job's prompt: by what its model's prompts really made, else as told."""
         blocks = len(job.blocks) // HASH_BYTES
-        return self._learned.prompt_tokens(job.model, prompt_blocks=blocks, told=job.prompt_tokens)
+        told = min(job.prompt_tokens, len(job.body) + REFERENCED_TOKENS_MAX)
+        return self._learned.prompt_tokens(job.model, prompt_blocks=blocks, told=told)
 
     def read_soon(self, message: Delivery | StoredMessage, address: JobAddress) -> Whole | None:
         """Read a message; None where that takes long. Raises MalformedMessage."""

@@ -9,11 +9,13 @@ from broker.core.events import JobHeld, QueueDepth
 from broker.service.closer import Ending
 from broker.service.held import BEHIND_MAX, DUPLICATES_MAX
 from broker.service.intake import CLOCK_S_OFF, deadline_of
+from broker.service.reading import REFERENCED_TOKENS_MAX
 from broker.service.stages import Stage
 from broker.wire import subjects
 from broker.wire.codec import MESSAGE_BYTES_MAX, encode
 from broker.wire.messages import Attempt, Failure, Job, Kind, Reason, TerminalRecord
 from broker.wire.prefix import BLOCKS_MAX, HASH_BYTES
+from broker.wire.prompt import OUTPUT_TOKENS_MAX
 from broker.wire.subjects import JobAddress
 from tests.builders import LANE, MODEL, a_job
 from tests.leaders import ADDRESS, Desk, a_delivery, a_desk, a_listing
@@ -100,6 +102,19 @@ async def test_a_good_job_is_held_with_all_that_its_message_says() -> None:
         assert event.job.deadline_at_s == 2e9
         assert held.spec is event.job
         assert desk.window.released == 0
+
+
+async def test_a_job_is_no_larger_than_it_can_be() -> None:
+    """What it says of itself would keep a worker, or its lane's rows, from everybody for years; its
+    message goes on as it is.
+    """
+    async with a_desk() as desk:
+        job = a_job(prompt_tokens=2**53, output_tokens_max=2**53, blocks=b"")
+        desk.take(a_delivery(job))
+        (event,) = events(desk)
+        assert event.job.prompt_tokens == len(job.body) + REFERENCED_TOKENS_MAX
+        assert event.job.output_tokens_max == OUTPUT_TOKENS_MAX
+        assert desk.held().body == encode(job)
 
 
 async def test_a_redelivery_brings_the_new_ack_subject_and_changes_nothing_else() -> None:
